@@ -1,0 +1,74 @@
+"""Ties the pages' outputs to the code that computed them, and names the cell that failed.
+
+jupyter-cache recognises a page by its own text. An edit of the package would leave the old
+outputs in place, so the cache's folder is named after a digest of everything else that the
+outputs depend on; a change of it is a change of configuration, and every page runs again.
+"""
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from sphinx.errors import ConfigError
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+
+def digest(root: Path, patterns: list[str]) -> str:
+    """Return a digest of the names and contents of the files that match.
+
+    Raises
+    ------
+    ConfigError
+        If a pattern matches no file: a misspelt one would guard nothing.
+    """
+    state = hashlib.sha256()
+    for pattern in patterns:
+        found = [p for p in root.glob(pattern) if p.is_file() and "__pycache__" not in p.parts]
+        if not found:
+            raise ConfigError(
+                f"execution_depends must match files below {root}, got {pattern!r}"
+            )
+        for path in sorted(found):
+            content = path.read_bytes()
+            state.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+            state.update(content)
+    return state.hexdigest()[:16]
+
+
+def choose_cache(app: Sphinx, config: Config) -> None:
+    """Point myst-nb at the cache of the present sources; drop those of earlier ones."""
+    root = Path(app.srcdir, config.execution_root)
+    caches = Path(app.outdir).parent / ".jupyter_cache"
+    current = caches / digest(root, config.execution_depends)
+    for stale in caches.glob("*"):
+        if stale != current:
+            shutil.rmtree(stale)
+    config.nb_execution_cache_path = str(current)
+
+
+def report_errors(app: Sphinx, doctree: nodes.document) -> None:  # noqa: ARG001
+    """Name file, line and exception of each cell that raised."""
+    for node in doctree.findall(nodes.literal_block):
+        if "traceback" not in node["classes"]:
+            continue
+        trace = node.astext().strip()
+        place = re.findall(r"^Cell In\[\d+\], line (\d+)", trace, re.MULTILINE)
+        within = f", in its line {place[-1]}" if place else ""
+        error = trace.splitlines()[-1]
+        logger.error("the cell raised%s: %s", within, error, location=node, type="execution")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the extension."""
+    app.add_config_value("execution_root", "..", "", str)
+    app.add_config_value("execution_depends", [], "", list)
+    app.connect("config-inited", choose_cache)
+    app.connect("doctree-read", report_errors)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,75 @@
+"""What the formula modules share: one code path for NumPy arrays and PyTorch tensors."""
+
+from typing import Any, TypeAlias
+
+import array_api_compat
+import array_api_compat.numpy
+from array_api_compat import array_namespace
+
+Array: TypeAlias = Any
+"""A NumPy array or PyTorch tensor; Python numbers are taken wherever an array may be a scalar."""
+
+
+def namespace(*values: Array) -> Any:
+    """Return the array API namespace of `values`; NumPy's if all are Python numbers.
+
+    Raises
+    ------
+    TypeError
+        If a value is neither a number nor an array, or arrays of two libraries are mixed.
+    """
+    found = [value for value in values if not isinstance(value, int | float)]
+    return array_namespace(*found) if found else array_api_compat.numpy
+
+
+def as_arrays(*values: Array) -> tuple[Any, ...]:
+    """Return the namespace of `values`, then each of them as an array.
+
+    Python numbers take the data type of the arrays beside them, float64 if there is none.
+    """
+    xp = namespace(*values)
+    found = [value for value in values if not isinstance(value, int | float)]
+    dtype = xp.result_type(*found) if found else xp.float64
+    device = array_api_compat.device(found[0]) if found else None
+    return xp, *(
+        xp.asarray(value, dtype=dtype, device=device) if isinstance(value, int | float) else value
+        for value in values
+    )
+
+
+def require(name: str, value: Array, valid: Array, allowed: str) -> None:
+    """Raise a ValueError that names the argument, its value and what is allowed.
+
+    Parameters
+    ----------
+    name
+        The argument's name.
+    value
+        What was given.
+    valid
+        A bool, or an array of them; all must hold.
+    allowed
+        What is allowed, to follow "must be".
+    """
+    if not bool(valid if isinstance(valid, bool) else valid.all()):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def log_softmax(logits: Array, axis: int = -1) -> Array:
+    """Logarithm of the softmax along `axis`, without overflow.
+
+    Parameters
+    ----------
+    logits : array, any shape
+        Unnormalised log-probabilities.
+    axis
+        The axis over the actions (for a language model, the vocabulary).
+
+    Returns
+    -------
+    array, same shape
+        log π: `logits - log Σ exp(logits)`.
+    """
+    xp = namespace(logits)
+    shifted = logits - xp.max(logits, axis=axis, keepdims=True)
+    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))

@@ -1,0 +1,1 @@
+"""The small language-model side of the book, in PyTorch."""

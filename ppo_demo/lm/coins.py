@@ -1,0 +1,168 @@
+"""A task to try a PPO step on: a tiny language model that is paid for each "coin" it writes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppo_demo.advantages import whiten
+from ppo_demo.lm.model import ModelConfig, PolicyValueModel
+from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_step
+
+VOCABULARY = ("<pad>", "<end>", "bot", "runs", "jumps", "coin", "over", "gap", "and", "rests")
+PAD, END, COIN = (VOCABULARY.index(word) for word in ("<pad>", "<end>", "coin"))
+PROMPT_LENGTH, COMPLETION_LENGTH = 3, 8
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A batch and what it earned.
+
+    Attributes
+    ----------
+    batch : Batch
+        For `ppo_step`.
+    rewards : tensor, shape (batch,)
+        Coins in each completion.
+    old_logits : tensor, shape (count, time, vocabulary)
+        Of the policy that sampled.
+    """
+
+    batch: Batch
+    rewards: Tensor
+    old_logits: Tensor
+
+
+def new_model(seed: int) -> PolicyValueModel:
+    """Return an untrained model of one layer and 32 channels; the seed fixes its weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        context = PROMPT_LENGTH + COMPLETION_LENGTH
+        return PolicyValueModel(ModelConfig(len(VOCABULARY), context, layers=1, width=32))
+
+
+@torch.no_grad()
+def sample(model: PolicyValueModel, count: int, generator: torch.Generator) -> Tensor:
+    """Write completions to random prompts, token by token.
+
+    Parameters
+    ----------
+    model : PolicyValueModel
+        The policy.
+    count : int
+        Number of completions.
+    generator : torch.Generator
+        Source of chance; it fixes the result.
+
+    Returns
+    -------
+    int64 tensor, shape (count, PROMPT_LENGTH + COMPLETION_LENGTH)
+        Prompt, completion up to the end token, padding.
+    """
+    size = (count, PROMPT_LENGTH)
+    tokens = torch.randint(END + 1, len(VOCABULARY), size, generator=generator)
+    done = torch.zeros(count, dtype=torch.bool)
+    for _ in range(COMPLETION_LENGTH):
+        logits = model(tokens)[0][:, -1]
+        logits[:, PAD] = -torch.inf
+        word = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+        tokens = torch.cat([tokens, torch.where(done, PAD, word)[:, None]], dim=1)
+        done |= word == END
+    return tokens
+
+
+@torch.no_grad()
+def rollout(
+    model: PolicyValueModel,
+    reference: PolicyValueModel,
+    count: int,
+    generator: torch.Generator,
+) -> Rollout:
+    """Sample completions, count their coins and compare each with what was expected.
+
+    The advantage of a completion is its reward less the mean reward, over the deviation; each
+    of its tokens gets that same number. It stands on prompt and padding too, as it does when
+    a per-completion number is broadcast: leaving them out is the mask's work.
+
+    Parameters
+    ----------
+    model, reference : PolicyValueModel
+        The policy that samples, and the one that the KL term holds it to.
+    count : int
+        Number of completions, at least 2.
+    generator : torch.Generator
+        Source of chance.
+
+    Returns
+    -------
+    Rollout
+        The batch with its rewards.
+    """
+    tokens = sample(model, count, generator)
+    mask = tokens[:, 1:] != PAD
+    mask[:, : PROMPT_LENGTH - 1] = False
+    rewards = ((tokens[:, 1:] == COIN) & mask).sum(-1).float()
+    advantages = whiten(rewards, torch.ones_like(rewards))
+    old_logits, _ = model(tokens)
+    batch = Batch(
+        tokens=tokens,
+        mask=mask,
+        old_log_probs=next_token_log_probs(old_logits, tokens),
+        ref_logits=reference(tokens)[0][:, :-1],
+        advantages=advantages[:, None].expand(mask.shape),
+        returns=rewards[:, None].expand(mask.shape),
+    )
+    return Rollout(batch, rewards, old_logits)
+
+
+Step = Callable[[PolicyValueModel, torch.optim.Optimizer, Rollout], Mapping[str, float]]
+
+
+def right_step(
+    model: PolicyValueModel, optimizer: torch.optim.Optimizer, sampled: Rollout
+) -> dict[str, float]:
+    """`ppo_step` with its defaults."""
+    return ppo_step(model, optimizer, sampled.batch)
+
+
+def train(
+    iterations: int,
+    seed: int = 0,
+    *,
+    step: Step = right_step,
+    epochs: int = 4,
+    learning_rate: float = 3e-3,
+) -> tuple[PolicyValueModel, list[dict[str, float]]]:
+    """Train a new model: one batch of 128 completions an iteration.
+
+    Parameters
+    ----------
+    iterations : int
+        Batches.
+    seed : int
+        Fixes the model's weights and every sample.
+    step : callable
+        Takes model, optimiser and `Rollout`, makes one gradient step, returns its metrics.
+    epochs : int
+        Gradient steps on each batch.
+    learning_rate : float
+        Of Adam.
+
+    Returns
+    -------
+    model : PolicyValueModel
+        After training.
+    history : list of dict
+        Of each iteration, the last step's metrics and the mean ``reward`` of its batch.
+    """
+    model, reference = new_model(seed), new_model(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    generator = torch.Generator().manual_seed(seed)
+    history = []
+    for _ in range(iterations):
+        sampled = rollout(model, reference, 128, generator)
+        for _ in range(epochs):
+            metrics = step(model, optimizer, sampled)
+        history.append({"reward": sampled.rewards.mean().item(), **metrics})
+    return model, history

@@ -1,0 +1,154 @@
+"""The PPO step that circulates, its faults one by one, and what each does to the gradient."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ppo_demo.aggregation import masked_mean
+from ppo_demo.lm.coins import Rollout
+from ppo_demo.lm.model import PolicyValueModel
+from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_losses
+from ppo_demo.surrogates import clipped_surrogate, probability_ratio
+
+Losses = Callable[[Tensor, Tensor, Batch, Tensor], tuple[Tensor, Tensor]]
+"""Takes logits, values, a batch and the old logits; returns the policy and the value loss."""
+
+
+def circulating_loss(
+    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor, clip_range: float = 0.2
+) -> Tensor:
+    """Compute the loss as short listings have it. It runs, and it is wrong four times over.
+
+    Parameters
+    ----------
+    logits, old_logits : tensor, shape (batch, time, vocabulary)
+        Of the policy that is trained, and of the one that sampled.
+    values : tensor, shape (batch, time)
+        Of the value head.
+    batch : Batch
+        What was sampled.
+    clip_range : float
+        ε.
+
+    Returns
+    -------
+    scalar tensor
+        Something that an optimiser will gladly minimise.
+    """
+    old_logprobs = F.log_softmax(old_logits, dim=-1)
+    advantages = batch.advantages[:, :1]
+    returns = batch.returns[:, :1].expand_as(values)
+
+    ratio = torch.exp(F.log_softmax(logits, dim=-1) - old_logprobs)
+    surr1 = ratio * advantages[..., None]
+    surr2 = torch.clamp(ratio, 1 - clip_range, 1 + clip_range) * advantages[..., None]
+    policy_loss = -torch.min(surr1, surr2).mean()
+    value_loss = 0.5 * F.mse_loss(values, returns)
+    return policy_loss + 0.5 * value_loss
+
+
+def circulating_step(
+    model: PolicyValueModel, optimizer: torch.optim.Optimizer, sampled: Rollout
+) -> dict[str, float]:
+    """Take one gradient step on `circulating_loss`."""
+    loss = circulating_loss(*model(sampled.batch.tokens), sampled.batch, sampled.old_logits)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return {"loss": loss.item()}
+
+
+def _whole_vocabulary(
+    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    now, old = F.log_softmax(logits, -1)[:, :-1], F.log_softmax(old_logits, -1)[:, :-1]
+    mask = batch.mask[..., None].expand_as(now)
+    ratio = probability_ratio(now, old, mask)
+    surrogate = clipped_surrogate(ratio, batch.advantages[..., None], 0.2)
+    return -masked_mean(surrogate, mask), _right(logits, values, batch, old_logits)[1]
+
+
+def _no_shift(
+    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    # The mask is of the tokens themselves, so that the same tokens are scored.
+    index = batch.tokens[:, 1:, None]
+    now = F.log_softmax(logits, -1)[:, 1:].gather(-1, index).squeeze(-1)
+    old = F.log_softmax(old_logits, -1)[:, 1:].gather(-1, index).squeeze(-1)
+    surrogate = clipped_surrogate(probability_ratio(now, old), batch.advantages, 0.2)
+    return -masked_mean(surrogate, batch.mask), _right(logits, values, batch, old_logits)[1]
+
+
+def _mean_over_all(
+    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    log_probs = next_token_log_probs(logits, batch.tokens)
+    ratio = probability_ratio(log_probs, batch.old_log_probs)
+    surrogate = clipped_surrogate(ratio, batch.advantages, 0.2)
+    return -surrogate.mean(), 0.5 * F.mse_loss(values[:, :-1], batch.returns)
+
+
+def _half_twice(
+    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    policy, value = _right(logits, values, batch, old_logits)
+    return policy, 0.5 * value
+
+
+def _right(
+    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
+    policy, value, _ = ppo_losses(logits, values, batch, clip_range=0.2)
+    return policy, value
+
+
+FAULTS: Mapping[str, Losses] = MappingProxyType(
+    {
+        "none": _right,
+        "ratio over the whole vocabulary": _whole_vocabulary,
+        "no shift between logits and tokens": _no_shift,
+        "mean over prompt and padding": _mean_over_all,
+        "one half twice on the value loss": _half_twice,
+    }
+)
+"""Each fault put alone into the right step."""
+
+
+def gradients(
+    model: nn.Module, batch: Batch, old_logits: Tensor, losses: Losses
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the policy loss and of the value loss, each as one long vector.
+
+    Parameters
+    ----------
+    model : module
+        Maps tokens to logits and values.
+    batch : Batch
+        What was sampled.
+    old_logits : tensor, shape (batch, time, vocabulary)
+        Of the policy that sampled.
+    losses : callable
+        A value of `FAULTS`.
+
+    Returns
+    -------
+    policy, value : tensor, shape (parameters,)
+        The gradients.
+    """
+    parameters = list(model.parameters())
+    pair = losses(*model(batch.tokens), batch, old_logits)
+    policy, value = (
+        torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        for loss in pair
+    )
+    return nn.utils.parameters_to_vector(policy), nn.utils.parameters_to_vector(value)
+
+
+def compare(vector: Tensor, right: Tensor) -> tuple[float, float]:
+    """Return the cosine of the angle between two vectors and the ratio of their lengths."""
+    cosine = F.cosine_similarity(vector, right, dim=0).item()
+    return cosine, (vector.norm() / right.norm()).item()
