@@ -3,6 +3,10 @@
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
 import ppo_demo
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
@@ -22,6 +26,7 @@ extensions = [
     "quiz",
 ]
 exclude_patterns = ["_build"]
+templates_path = ["_templates"]
 nitpicky = True
 
 # Pages run from the cache unless they, the package or the pinned versions have changed.
@@ -43,6 +48,8 @@ html_title = project
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_favicon = "_static/favicon.svg"
+html_sidebars = {"**": ["site-title.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
 html_copy_source = False
 html_show_sourcelink = False
 html_last_updated_fmt = None
@@ -54,3 +61,15 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "extra_footer": "",
 }
+
+
+def visit_citation(self: HTML5Translator, node: nodes.citation) -> None:
+    """Write an entry of the bibliography; docutils gives it a role that is deprecated."""
+    HTML5Translator.visit_citation(self, node)
+    self.body[-1] = self.body[-1].replace("doc-biblioentry", "listitem")
+
+
+def setup(app: Sphinx) -> None:
+    """Mend what the theme and docutils leave inaccessible."""
+    visitors = (visit_citation, HTML5Translator.depart_citation)
+    app.add_node(nodes.citation, override=True, html=visitors)

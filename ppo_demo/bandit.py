@@ -32,9 +32,10 @@ def action_ratios(logit: Array) -> Array:
 
 
 def objective(logit: Array, clip_range: Array, kl_weight: Array) -> Array:
-    r"""What PPO maximises, in exact expectation over the old policy's two actions.
+    r"""Return what PPO maximises, in exact expectation over the old policy's two actions.
 
-    .. math:: \mathbb{E}_\mathrm{old}\left[ \min( r A, \mathrm{clip}(r, 1 \pm \varepsilon) A ) \right]
+    .. math:: \mathbb{E}_\mathrm{old}\left[
+              \min( r A, \mathrm{clip}(r, 1 \pm \varepsilon) A ) \right]
               - \beta \, \mathrm{KL}(\pi_\theta \,\|\, \pi_\mathrm{ref})
 
     Old and reference policy choose jump and stay with probability one half each.

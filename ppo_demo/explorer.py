@@ -16,7 +16,7 @@ from functools import cached_property
 from importlib.resources import files
 from itertools import groupby, pairwise
 from typing import Any, TypeAlias
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import numpy.typing as npt
@@ -328,13 +328,13 @@ class Explorer:
         table = Table(header, rows, f"{self.title}: some settings, the default first").to_html()
         return f"<details><summary>Some settings as a table</summary>{table}</details>"
 
-    def _bind(self, figure: Figure, root: ElementTree.Element) -> dict[str, Any]:
+    def _bind(self, figure: Figure, root: ET.Element) -> dict[str, Any]:
         """Tie channels to SVG elements; write the default as the script will write it."""
         channels, artists = self.channels, _artists(figure)
         elements = {e.get("id"): e for e in root.iter() if e.get("id")}
         height = figure.get_figheight() * 72
 
-        def find(gid: str) -> tuple[Artist, ElementTree.Element]:
+        def find(gid: str) -> tuple[Artist, ET.Element]:
             if gid not in artists:
                 raise ValueError(
                     f"explorer {self.name!r} must draw an artist with gid {gid!r}, "
@@ -371,8 +371,8 @@ class Explorer:
             at_x, at_y = place(artist, *(np.atleast_1d(v) for v in self.at().moves[gid]))
             shift = " ".join(map(_coordinate, (at_x[0] - zero_x[0], at_y[0] - zero_y[0])))
             element.set("transform", f"translate({shift})")
-            offsets = (_encode(to - zero, COORDINATE_DECIMALS) for to, zero in ((to_x, zero_x), (to_y, zero_y)))
-            moves.append([element.get("id"), *offsets])
+            offsets = (to_x - zero_x, to_y - zero_y)
+            moves.append([element.get("id"), *(_encode(o, COORDINATE_DECIMALS) for o in offsets)])
         for gid, width in channels.widths.items():
             element = next(e for e in root.iter() if e.get("id") == f"{self.name}-{gid}")
             style = re.sub(r"stroke-width: [\d.]+;? ?", "", element.get("style", ""))

@@ -7,11 +7,13 @@ a figure is readable on light and dark pages and by a screen reader. Nothing is 
 import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from types import MappingProxyType
-from xml.etree import ElementTree
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -26,7 +28,7 @@ COLORS: Mapping[str, str] = MappingProxyType(
 WIDTH = 420.0
 """Width in CSS pixels that figures are laid out for: a phone's column, enlarged on wide pages."""
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.edgecolor": INK,
     "axes.grid": True,
     "axes.labelcolor": INK,
@@ -71,15 +73,16 @@ def new_figure(height: float = 280.0, width: float = WIDTH) -> Figure:
         Draw on it inside ``with style():``, then hand it to `Picture`.
     """
     with style():
-        return Figure(figsize=(width / 72, height / 72), dpi=72, layout="none")
+        return Figure(figsize=(width / 72, height / 72), dpi=72)
 
 
-def style() -> "mpl.rc_context":
-    """Context in which matplotlib draws in the book's style."""
-    return mpl.rc_context({**mpl.rcParamsDefault, **_STYLE})  # whatever the user's own file says
+def style() -> AbstractContextManager[None]:
+    """Return the context in which matplotlib draws in the book's style."""
+    # The defaults first: whatever a user's own style file says, the book looks the same.
+    return mpl.rc_context({**mpl.rcParamsDefault, **_STYLE})
 
 
-def to_svg(figure: Figure, name: str, alt: str) -> ElementTree.Element:
+def to_svg(figure: Figure, name: str, alt: str) -> ET.Element:
     """Draw `figure` as an SVG element that can stand in a page beside others.
 
     Parameters
@@ -109,20 +112,20 @@ def to_svg(figure: Figure, name: str, alt: str) -> ElementTree.Element:
     buffer = io.StringIO()
     with style(), mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(_recolor(buffer.getvalue()))
+    root = ET.fromstring(_recolor(buffer.getvalue()))
 
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"}:
                 parent.remove(child)
-    text = ElementTree.tostring(root, encoding="unicode")
+    text = ET.tostring(root, encoding="unicode")
     used = set(re.findall(r'url\(#([^)"]+)\)|href="#([^"]+)"', text))
     referenced = {one or other for one, other in used}
     for element in root.iter():
         identity = element.attrib.pop("id", None)
         if identity in gids:
             element.set("id", f"{name}-{identity}")
-        elif identity in referenced:
+        elif identity is not None and identity in referenced:
             element.set("id", identity)
         if _XLINK in element.attrib:
             element.set("href", element.attrib.pop(_XLINK))
@@ -133,10 +136,10 @@ def to_svg(figure: Figure, name: str, alt: str) -> ElementTree.Element:
     return root
 
 
-def svg_text(root: ElementTree.Element) -> str:
+def svg_text(root: ET.Element) -> str:
     """Serialise an SVG element for HTML: no prolog, no prefixes, no line breaks between tags."""
-    ElementTree.register_namespace("", _SVG)
-    text = ElementTree.tostring(root, encoding="unicode")
+    ET.register_namespace("", _SVG)
+    text = ET.tostring(root, encoding="unicode")
     return re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", text))
 
 

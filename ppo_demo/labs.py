@@ -135,13 +135,14 @@ def _clipping(ratio: Floats, advantage: Floats, clip_range: Floats) -> Channels:
     ends = np.zeros_like(clip_range)
     bends = np.stack([ends, 1 - clip_range, 1 + clip_range, ends + MAX_RATIO], axis=-1)
     far = np.asarray([0.0, MAX_RATIO])[None, None, None]
+    a, eps = advantage[..., None], clip_range[..., None]
     # What is left of the push: the slope of the objective, the advantage unless clipped.
     push = np.where(objective == unclipped, advantage, 0.0)
     return Channels(
         curves={
             "band": _band(clip_range, -5.0, 5.0, horizontal=False),
-            "unclipped": (far, clipped_surrogate(far, advantage[..., None], np.inf)),
-            "objective": (bends, clipped_surrogate(bends, advantage[..., None], clip_range[..., None])),
+            "unclipped": (far, clipped_surrogate(far, a, np.inf)),
+            "objective": (bends, clipped_surrogate(bends, a, eps)),
             "cord": _cord(ratio),
             "push": _arrow(ratio, push),
         },
@@ -201,7 +202,7 @@ def _cord(ratio: Floats) -> tuple[Floats, Floats]:
 
 
 def _arrow(ratio: Floats, push: Floats) -> tuple[Floats, Floats]:
-    """An arrow above the bot, as long as the push; without a push, a point."""
+    """Draw an arrow above the bot, as long as the push; without a push, a point."""
     shaft = 0.25 * push[..., None]
     head = np.minimum(np.abs(shaft), 0.09) * np.sign(push[..., None])
     along = np.concatenate(
@@ -217,7 +218,9 @@ def _polygons(*outlines: list[tuple[float, float]]) -> Path:
     return Path.make_compound_path(*(Path([*o, o[0]], closed=True) for o in outlines))
 
 
-def _box(x: float, y: float, width: float, height: float, *, hole: bool = False) -> list[tuple[float, float]]:
+def _box(
+    x: float, y: float, width: float, height: float, *, hole: bool = False
+) -> list[tuple[float, float]]:
     """Corners of a box around (x, y) at its bottom; holes turn the other way round."""
     corners = [
         (x - width / 2, y),
@@ -240,12 +243,14 @@ BOT = _polygons(
 BUMPER = _polygons(_box(0.025, 0, 0.05, 0.26))
 LEFT_BUMPER = _polygons(_box(-0.025, 0, 0.05, 0.26))
 CONSOLE = _polygons(
-    _box(0, -0.3, 0.3, 0.14), _box(-0.06, -0.265, 0.12, 0.07, hole=True), _box(0.09, -0.245, 0.03, 0.03, hole=True)
+    _box(0, -0.3, 0.3, 0.14),
+    _box(-0.06, -0.265, 0.12, 0.07, hole=True),
+    _box(0.09, -0.245, 0.03, 0.03, hole=True),
 )
 
 
 def _panels(plot: float, arcade: float) -> tuple[Figure, Axes, Axes]:
-    """A plot above an arcade track, both of the given heights in SVG units."""
+    """Make a plot above an arcade track, both of the given heights in SVG units."""
     foot, gap, left = 36.0, 62.0, 48.0
     height = plot + arcade + gap + foot + 26
     figure = new_figure(height)
@@ -284,13 +289,18 @@ def _arcade(track: Axes, at: Channels) -> None:
         track.text(0, -0.085, text, gid=gid, ha="center", va="center", fontsize=11.5)
 
 
+def _compare(axes: Axes, at: Channels, *, plain: str, ppo: str, label: str) -> None:
+    """Draw the plain curve, and PPO's over it; the wider one shows where they agree."""
+    axes.plot(*at.curves[plain], color=COLORS["plain"], linewidth=4.5, gid=plain, label=label)
+    axes.plot(*at.curves[ppo], color=COLORS["ppo"], gid=ppo, label="PPO")
+
+
 def _draw_policy_update(at: Channels) -> Figure:
     with style():
         figure, axes, track = _panels(plot=200, arcade=165)
         axes.fill(*at.curves["band"], color=COLORS["band"], alpha=0.22, linewidth=0, gid="band")
         axes.axhline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        axes.plot(*at.curves["plain"], color=COLORS["plain"], gid="plain", label="plain", lw=4.5)
-        axes.plot(*at.curves["ppo"], color=COLORS["ppo"], gid="ppo", label="PPO")
+        _compare(axes, at, plain="plain", ppo="ppo", label="plain")
         axes.set(xlim=(0, bandit.UPDATES), ylim=(0, 2.05), xlabel="update")
         axes.set_title("policy ratio of jump")
         axes.set_xticks(range(0, bandit.UPDATES + 1, 2))
@@ -309,8 +319,7 @@ def _draw_clipping(at: Channels) -> Figure:
         axes.fill(*at.curves["band"], color=COLORS["band"], alpha=0.22, linewidth=0, gid="band")
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        axes.plot(*at.curves["unclipped"], color=COLORS["plain"], gid="unclipped", label="r × A", lw=4.5)
-        axes.plot(*at.curves["objective"], color=COLORS["ppo"], gid="objective", label="PPO")
+        _compare(axes, at, plain="unclipped", ppo="objective", label="r × A")
         axes.set(xlim=(-0.1, MAX_RATIO + 0.1), ylim=(-5.2, 5.2), xlabel="policy ratio r")
         axes.set_title("objective")
         axes.legend(loc="upper left", ncols=2)

@@ -32,9 +32,7 @@ def digest(root: Path, patterns: list[str]) -> str:
     for pattern in patterns:
         found = [p for p in root.glob(pattern) if p.is_file() and "__pycache__" not in p.parts]
         if not found:
-            raise ConfigError(
-                f"execution_depends must match files below {root}, got {pattern!r}"
-            )
+            raise ConfigError(f"execution_depends must match files below {root}, got {pattern!r}")
         for path in sorted(found):
             content = path.read_bytes()
             state.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
@@ -53,16 +51,27 @@ def choose_cache(app: Sphinx, config: Config) -> None:
     config.nb_execution_cache_path = str(current)
 
 
-def report_errors(app: Sphinx, doctree: nodes.document) -> None:  # noqa: ARG001
+def first_line(page: Path, near: int) -> int:
+    """Return the line on which a cell's code begins; myst-nb knows its fence, give or take."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    fences = [n for n, text in enumerate(lines[:near], 1) if "{code-cell}" in text]
+    line = fences[-1] + 1 if fences else near
+    while line < len(lines) and lines[line - 1].startswith(":"):  # options
+        line += 1
+    return line
+
+
+def report_errors(app: Sphinx, doctree: nodes.document) -> None:
     """Name file, line and exception of each cell that raised."""
     for node in doctree.findall(nodes.literal_block):
         if "traceback" not in node["classes"]:
             continue
         trace = node.astext().strip()
-        place = re.findall(r"^Cell In\[\d+\], line (\d+)", trace, re.MULTILINE)
-        within = f", in its line {place[-1]}" if place else ""
+        source = app.env.doc2path(app.env.docname)
+        within = re.findall(r"^Cell In\[\d+\], line (\d+)", trace, re.MULTILINE)
+        line = first_line(Path(source), node.line or 1) + int(within[-1] if within else 1) - 1
         error = trace.splitlines()[-1]
-        logger.error("the cell raised%s: %s", within, error, location=node, type="execution")
+        logger.error("the cell raised %s", error, location=f"{source}:{line}", type="execution")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

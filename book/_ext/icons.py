@@ -1,7 +1,6 @@
 """Serves the icons in use, as CSS, in place of the theme's script of 1.5 MB that holds them all."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import pydata_sphinx_theme
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-SCRIPT = Path("_static/scripts/fontawesome.js")
 TAG = re.compile(r"\s*<script[^>]*fontawesome\.js[^>]*></script>")
+# Written after the pages: a digest in their address is that of an earlier build.
+LATE = re.compile(r"((?:icons|mystnb\.[0-9a-f]+)\.css)\?v=[0-9a-f]+")
 CLASS = re.compile(r"\bfa-([a-z0-9-]+)")
 STYLES = {"solid", "regular", "brands", "lg", "fw", "sm", "xs", "xl", "spin"}
 NOTICE = (
@@ -30,11 +30,15 @@ def definition(source: str, name: str) -> tuple[int, int, str]:
     ExtensionError
         If the script has no icon of that name.
     """
-    pattern = rf'[{{,]"?{re.escape(name)}"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+",("[^"]+"|\[[^\]]+\])\]'
+    # name:[width,height,[aliases],"code point",path]; a path of two tones is a list.
+    pattern = (
+        rf'[{{,]"?{re.escape(name)}"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+",'
+        r'("[^"]+"|\[[^\]]+\])\]'
+    )
     # The solid set is the largest and comes with every name that the theme uses.
     found = re.findall(pattern, source)
     if not found:
-        raise ExtensionError(f"no icon named {name!r} in {SCRIPT.name}")
+        raise ExtensionError(f"no icon named {name!r} in fontawesome.js")
     width, height, path = found[-1]
     paths = json.loads(path)
     return int(width), int(height), paths if isinstance(paths, str) else "".join(paths)
@@ -43,7 +47,10 @@ def definition(source: str, name: str) -> tuple[int, int, str]:
 def style(source: str, name: str) -> str:
     """Return the CSS rule that shows an icon."""
     width, height, path = definition(source, name)
-    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"><path d="{path}"/></svg>'
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+        f'<path d="{path}"/></svg>'
+    )
     return f'.fa-{name} {{ --icon: url("data:image/svg+xml,{quote(svg, safe=" /:=")}"); }}\n'
 
 
@@ -58,19 +65,20 @@ def replace_script(app: Sphinx, exception: Exception | None) -> None:
     for page in sorted(out.rglob("*.html")):
         text = page.read_text(encoding="utf-8")
         names |= set(CLASS.findall(text)) - STYLES
-        bare = TAG.sub("", text)
+        bare = LATE.sub(r"\1", TAG.sub("", text))
         if bare != text:
             _write(page, bare)
     rules = "".join(style(source, name) for name in sorted(names))
     _write(out / "_static/icons.css", NOTICE + rules)
-    for heavy in [out / SCRIPT, *out.glob("_static/**/*.map"), *out.glob("_static/scripts/fontawesome*")]:
-        heavy.unlink(missing_ok=True)
+    for pattern in ("_static/**/*.map", "_static/scripts/fontawesome*"):
+        for heavy in out.glob(pattern):
+            heavy.unlink()
 
 
 def _write(path: Path, text: str) -> None:
     draft = path.with_suffix(".part")
     draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    draft.replace(path)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 The browser draws them with STIX Two Math, cut down to the glyphs that the book uses.
 """
 
-import os
-import tempfile
+import io
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
@@ -122,15 +121,14 @@ def subset_font(text: set[str]) -> bytes:
     wanted |= {code for code, plain in italics.items() if plain in wanted}
     options = Options(layout_features=["*"], name_IDs=["*"], flavor="woff2", notdef_outline=True)
     source = files("ziamath").joinpath("fonts/STIXTwoMath-Regular.ttf")
-    with source.open("rb") as stream, tempfile.TemporaryFile() as out:
-        font = TTFont(stream, recalcTimestamp=False)
-        subsetter = Subsetter(options)
-        subsetter.populate(unicodes=wanted)
-        subsetter.subset(font)
-        font.flavor = "woff2"
-        font.save(out)
-        out.seek(0)
-        return out.read()
+    font = TTFont(io.BytesIO(source.read_bytes()), recalcTimestamp=False)
+    subsetter = Subsetter(options)
+    subsetter.populate(unicodes=wanted)
+    subsetter.subset(font)
+    font.flavor = "woff2"
+    out = io.BytesIO()
+    font.save(out)
+    return out.getvalue()
 
 
 def write_font(app: Sphinx, exception: Exception | None) -> None:
@@ -140,7 +138,7 @@ def write_font(app: Sphinx, exception: Exception | None) -> None:
     target = Path(app.outdir, "_static", FONT)
     draft = target.with_suffix(".part")
     draft.write_bytes(subset_font(set().union(*_glyphs(app.env).values())))
-    os.replace(draft, target)
+    draft.replace(target)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -59,9 +59,9 @@ class Quiz(SphinxDirective):
         """Return the question's node."""
         body = nodes.Element()
         self.state.nested_parse(self.content, self.content_offset, body)
-        *question, choices = body.children or [None]
-        if not isinstance(choices, nodes.bullet_list):
+        if not body.children or not isinstance(body.children[-1], nodes.bullet_list):
             return self.broken("a quiz must end with a list of options")
+        *question, choices = body.children
         if not question or not isinstance(question[0], nodes.paragraph):
             return self.broken("a quiz must have its question before the options")
         node = quiz()
@@ -69,15 +69,13 @@ class Quiz(SphinxDirective):
         node += quiz_legend("", "", *question[0].children)
         node += question[1:]
         for item in choices.children:
-            assert isinstance(item, nodes.list_item)
             first = item.children[0] if item.children else None
-            text = first.children[0] if isinstance(first, nodes.paragraph) and first.children else None
+            text = first.children[0] if first is not None and first.children else None
             mark = MARK.match(text.astext()) if isinstance(text, nodes.Text) else None
-            if first is None or text is None or mark is None:
+            if not isinstance(first, nodes.paragraph) or text is None or mark is None:
                 return self.broken("an option must start with [ ] or [x]", item)
             if len(item.children) < 2:
                 return self.broken(f"option {first.astext()!r} has no explanation", item)
-            assert isinstance(first, nodes.paragraph)
             first.replace(text, nodes.Text(text.astext()[mark.end() :]))
             node += quiz_option("", "", *first.children, right=mark[1] != " ")
             node += quiz_explanation("", *item.children[1:])

@@ -35,9 +35,7 @@ class ModelConfig:
             if value < 1:
                 raise ValueError(f"{name} must be above 0, got {value!r}")
         if self.width % self.heads:
-            raise ValueError(
-                f"width must be a multiple of heads={self.heads}, got {self.width!r}"
-            )
+            raise ValueError(f"width must be a multiple of heads={self.heads}, got {self.width!r}")
 
 
 class Block(nn.Module):
@@ -60,7 +58,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
-        return x + self.feed_out(F.gelu(self.feed_in(self.feed_norm(x))))
+        fed: Tensor = self.feed_out(F.gelu(self.feed_in(self.feed_norm(x))))
+        return x + fed
 
 
 class PolicyValueModel(nn.Module):

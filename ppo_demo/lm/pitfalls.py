@@ -54,7 +54,8 @@ def circulating_step(
     model: PolicyValueModel, optimizer: torch.optim.Optimizer, sampled: Rollout
 ) -> dict[str, float]:
     """Take one gradient step on `circulating_loss`."""
-    loss = circulating_loss(*model(sampled.batch.tokens), sampled.batch, sampled.old_logits)
+    logits, values = model(sampled.batch.tokens)
+    loss = circulating_loss(logits, values, sampled.batch, sampled.old_logits)
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -84,7 +85,7 @@ def _no_shift(
 
 
 def _mean_over_all(
-    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
+    logits: Tensor, values: Tensor, batch: Batch, _: Tensor
 ) -> tuple[Tensor, Tensor]:
     log_probs = next_token_log_probs(logits, batch.tokens)
     ratio = probability_ratio(log_probs, batch.old_log_probs)
@@ -99,9 +100,7 @@ def _half_twice(
     return policy, 0.5 * value
 
 
-def _right(
-    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:
+def _right(logits: Tensor, values: Tensor, batch: Batch, _: Tensor) -> tuple[Tensor, Tensor]:
     policy, value, _ = ppo_losses(logits, values, batch, clip_range=0.2)
     return policy, value
 
@@ -140,7 +139,8 @@ def gradients(
         The gradients.
     """
     parameters = list(model.parameters())
-    pair = losses(*model(batch.tokens), batch, old_logits)
+    logits, values = model(batch.tokens)
+    pair = losses(logits, values, batch, old_logits)
     policy, value = (
         torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
         for loss in pair

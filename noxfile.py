@@ -1,0 +1,77 @@
+"""Everything that is run on this project: `nox -l` lists it, `nox -s NAME` runs one."""
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["lint", "tests", "book"]
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+BUILD = ROOT / "book" / "_build"
+# Warnings are errors, dangling references are warnings.
+STRICT = ["-W", "--keep-going", "-n"]
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Install with every version pinned, those of build tools included."""
+    pins = {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_BUILD_CONSTRAINT": str(CONSTRAINTS)}
+    session.install(*requirements, env=pins)
+
+
+@nox.session
+def book(session: nox.Session) -> None:
+    """Build the site; with `-- serve`, also serve it on localhost."""
+    install(session, "-e", ".[book]")
+    site = BUILD / "html"
+    session.run("sphinx-build", *STRICT, "-b", "html", "book", str(site))
+    session.log(f"the site is in {site}: open {site / 'index.html'}")
+    if "serve" in session.posargs:
+        session.run("python", "-m", "http.server", "--bind", "127.0.0.1", "-d", str(site), "8000")
+
+
+@nox.session
+def serve(session: nox.Session) -> None:
+    """Serve the site with live reload: pages and package are watched, edits rebuild it."""
+    install(session, "-e", ".[book]", "sphinx-autobuild")
+    watched = ["--watch", "ppo_demo", "--ignore", "*/_build/*", "--ignore", "*/__pycache__/*"]
+    target = str(BUILD / "html")
+    session.run("sphinx-autobuild", "-n", *watched, *session.posargs, "book", target)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests, in a browser too; arguments go to pytest (`-- -m "not slow"`)."""
+    install(session, "-e", ".[tests]")
+    session.run("python", "tests/browser.py")  # finds a Chromium, or gets one, or fails
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def benchmark(session: nox.Session) -> None:
+    """Measure speed, each as a ratio against a peer in the same run; prints what it found."""
+    install(session, "-e", ".[tests]")
+    session.run("python", "tests/browser.py")
+    chosen = ["tests/benchmarks", "-o", "python_files=bench_*.py"]
+    session.run("pytest", "-s", *chosen, *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, types and spelling."""
+    install(session, "-e", ".[book]", "ruff", "mypy", "codespell", "nox", "types-docutils")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+    session.run("codespell")
+
+
+@nox.session(venv_backend="none")
+def clean(session: nox.Session) -> None:
+    """Remove what was built, the page cache included."""
+    shutil.rmtree(BUILD, ignore_errors=True)
+    session.log(f"removed {os.path.relpath(BUILD)}")

@@ -1,0 +1,175 @@
+"""The PPO step and the faults of the circulating one, against loops and closed forms."""
+
+import math
+
+import pytest
+import torch
+
+from ppo_demo.lm import coins, pitfalls
+from ppo_demo.lm.model import ModelConfig, PolicyValueModel
+from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_losses, ppo_step
+
+
+@pytest.fixture
+def sampled():
+    model = coins.new_model(3)
+    return model, coins.rollout(model, coins.new_model(4), 16, torch.Generator().manual_seed(5))
+
+
+def moved(model):
+    """The model after a small random step, so that ratios differ from 1."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def test_losses_agree_with_a_loop_over_tokens(sampled):
+    model, rollout = sampled
+    batch = rollout.batch
+    logits, values = moved(model)(batch.tokens)
+    policy = value = kl = count = 0.0
+    for row in range(16):
+        for t in range(batch.tokens.shape[1] - 1):
+            in_completion = t + 1 >= coins.PROMPT_LENGTH
+            if not in_completion or batch.tokens[row, t + 1] == coins.PAD:
+                continue
+            log_p = logits[row, t] - logits[row, t].exp().sum().log()
+            log_ref = batch.ref_logits[row, t] - batch.ref_logits[row, t].exp().sum().log()
+            token = batch.tokens[row, t + 1]
+            ratio = math.exp(log_p[token].item() - batch.old_log_probs[row, t].item())
+            advantage = batch.advantages[row, t].item()
+            policy -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+            value += (values[row, t].item() - rollout.rewards[row].item()) ** 2 / 2
+            pair = (log_p.tolist(), log_ref.tolist())
+            kl += sum(math.exp(a) * (a - b) for a, b in zip(*pair, strict=True))
+            count += 1
+    losses = [loss.item() for loss in ppo_losses(logits, values, batch, clip_range=0.2)]
+    assert losses == pytest.approx([policy / count, value / count, kl / count], rel=1e-4)
+
+
+def test_log_probs_are_of_the_next_token():
+    logits = torch.log(torch.tensor([[[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]]]))
+    log_probs = next_token_log_probs(logits, torch.tensor([[0, 1, 0]]))
+    assert log_probs.exp().tolist() == [pytest.approx([0.1, 0.2])]
+
+
+def test_padding_and_prompt_do_not_reach_the_losses(sampled):
+    model, rollout = sampled
+    batch = rollout.batch
+    logits, values = model(batch.tokens)
+    garbled = Batch(
+        tokens=batch.tokens,
+        mask=batch.mask,
+        old_log_probs=batch.old_log_probs.masked_fill(~batch.mask, -math.inf),
+        ref_logits=batch.ref_logits.masked_fill(~batch.mask[..., None], math.nan),
+        advantages=batch.advantages.masked_fill(~batch.mask, math.nan),
+        returns=batch.returns.masked_fill(~batch.mask, 1e30),
+    )
+    assert ppo_losses(logits, values, garbled, 0.2) == ppo_losses(logits, values, batch, 0.2)
+
+
+def test_first_ratio_is_one_so_the_policy_loss_is_the_mean_advantage(sampled):
+    model, rollout = sampled
+    policy, _, _ = ppo_losses(*model(rollout.batch.tokens), rollout.batch, clip_range=0.2)
+    mean = rollout.batch.advantages[rollout.batch.mask].mean()
+    assert policy.item() == pytest.approx(-mean.item(), abs=1e-6)
+
+
+def test_step_clips_the_gradient_and_reports(sampled):
+    model, rollout = sampled
+    before = [p.clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    metrics = ppo_step(model, optimizer, rollout.batch, max_grad_norm=0.01)
+    moves = [(a - b).norm() ** 2 for a, b in zip(model.parameters(), before, strict=True)]
+    assert metrics["grad_norm"] > 0.01
+    assert sum(moves).sqrt().item() == pytest.approx(0.01, rel=1e-3)
+    assert set(metrics) == {"policy_loss", "value_loss", "kl", "grad_norm"}
+
+
+def test_no_position_sees_a_later_one():
+    model = PolicyValueModel(ModelConfig(vocabulary=7, context=6, layers=2, width=16, heads=2))
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    changed = tokens.clone()
+    changed[0, 4:] = 0
+    for a, b in zip(model(tokens), model(changed), strict=True):
+        torch.testing.assert_close(a[:, :4], b[:, :4])
+        assert not torch.allclose(a[:, 4:], b[:, 4:])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"layers": 0}, "layers must be above 0, got 0"),
+        ({"width": 30}, "width must be a multiple of heads=4, got 30"),
+    ],
+)
+def test_bad_model_sizes_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{"vocabulary": 5, "context": 5, **sizes})
+
+
+def test_completions_end_with_the_end_token_and_then_padding():
+    tokens = coins.sample(coins.new_model(0), 200, torch.Generator().manual_seed(0))
+    assert tokens.shape == (200, coins.PROMPT_LENGTH + coins.COMPLETION_LENGTH)
+    completions = tokens[:, coins.PROMPT_LENGTH :]
+    ended = (completions == coins.END).cumsum(1) - (completions == coins.END).int()
+    assert ((completions == coins.PAD) == (ended > 0)).all()
+    assert 0 < (completions == coins.PAD).float().mean() < 1
+
+
+@pytest.fixture(scope="module", params=range(5))
+def faults(request):
+    model = coins.new_model(request.param)
+    rollout = coins.rollout(model, model, 256, torch.Generator().manual_seed(request.param))
+    found = {
+        fault: pitfalls.gradients(model, rollout.batch, rollout.old_logits, losses)
+        for fault, losses in pitfalls.FAULTS.items()
+    }
+    right = found["none"]
+    return {
+        fault: [pitfalls.compare(g, r) for g, r in zip(pair, right, strict=True)]
+        for fault, pair in found.items()
+    }
+
+
+def test_first_three_faults_turn_the_gradient(faults):
+    for fault in list(pitfalls.FAULTS)[1:4]:
+        (cosine, _), _ = faults[fault]
+        assert cosine < 0.7, fault
+    assert abs(faults["ratio over the whole vocabulary"][0][0]) < 0.5
+
+
+def test_one_half_twice_halves_the_value_gradient_and_nothing_else(faults):
+    policy, value = faults["one half twice on the value loss"]
+    assert policy == pytest.approx((1, 1), abs=1e-5)
+    assert value == pytest.approx((1, 0.5), abs=1e-5)
+
+
+def test_whole_vocabulary_gradient_does_not_know_what_was_sampled(sampled):
+    """At the first update it is -A (1/V - p) on every logit, whichever token was taken."""
+    model, rollout = sampled
+    batch, old = rollout.batch, rollout.old_logits
+    logits = old.clone().requires_grad_()
+    fault = pitfalls.FAULTS["ratio over the whole vocabulary"]
+    policy, _ = fault(logits, model(batch.tokens)[1], batch, old)
+    policy.backward()
+    share = torch.where(batch.mask, batch.advantages, 0.0) / batch.mask.sum()
+    expected = -share[..., None] * (1 / len(coins.VOCABULARY) - old[:, :-1].softmax(-1))
+    torch.testing.assert_close(logits.grad[:, :-1], expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_right_step_learns_and_circulating_step_does_not(seed):
+    right = [m["reward"] for m in coins.train(20, seed)[1]]
+    runs = coins.train(20, seed, step=pitfalls.circulating_step)[1]
+    wrong = [m["reward"] for m in runs]
+    assert right[0] == wrong[0] < 1
+    assert right[-1] > 7.5
+    assert wrong[-1] < wrong[0]
+    assert runs[-1]["loss"] < runs[0]["loss"]
+
+
+def test_training_is_reproducible():
+    assert coins.train(2, seed=1)[1] == coins.train(2, seed=1)[1]
