@@ -9,6 +9,9 @@ from array_api_compat import array_namespace
 Array: TypeAlias = Any
 """A NumPy array or PyTorch tensor; Python numbers are taken wherever an array may be a scalar."""
 
+MAX_LOG = 80.0
+"""Log-ratios are held to ± this before `exp`: float32 overflows past 88, and 0 · ∞ is NaN."""
+
 
 def namespace(*values: Array) -> Any:
     """Return the array API namespace of `values`; NumPy's if all are Python numbers.
@@ -53,6 +56,55 @@ def require(name: str, value: Array, valid: Array, allowed: str) -> None:
     """
     if not bool(valid if isinstance(valid, bool) else valid.all()):
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def require_fraction(**arguments: float) -> None:
+    """Require every argument to be a number from 0 to 1."""
+    for name, value in arguments.items():
+        require(name, value, 0 <= value <= 1, "from 0 to 1")
+
+
+def require_floats(**arguments: Array) -> None:
+    """Raise a TypeError for an array of integers: it would round, or have no gradient."""
+    for name, value in arguments.items():
+        if isinstance(value, int | float):
+            continue
+        xp = namespace(value)
+        if not xp.isdtype(value.dtype, "real floating"):
+            raise TypeError(f"{name} must be of a floating-point type, got {value.dtype}")
+
+
+def require_shape(shape: tuple[int, ...], **arguments: Array) -> None:
+    """Require every argument to have this very shape."""
+    for name, value in arguments.items():
+        found = tuple(value.shape)
+        require(name, found, found == tuple(shape), f"of shape {tuple(shape)}")
+
+
+def as_mask(mask: Array, shape: tuple[int, ...], name: str = "mask") -> Array:
+    """Return a mask as booleans after checking its shape and that it is true somewhere."""
+    xp = namespace(mask)
+    require_shape(shape, **{name: mask})
+    mask = xp.astype(mask, xp.bool)
+    require(name, mask, xp.any(mask), "true for at least one token")
+    return mask
+
+
+def keep(values: Array, mask: Array) -> Array:
+    """Replace what stands where the mask is false by 0, NaN included, in value and gradient."""
+    xp = namespace(values, mask)
+    return xp.where(mask, values, xp.zeros_like(values))
+
+
+def stop_gradient(values: Array) -> Array:
+    """Return the same values as constants for the gradient."""
+    return values.detach() if hasattr(values, "detach") else values
+
+
+def safe_exp(log_ratio: Array) -> Array:
+    """Exponential of a log-ratio held to ± `MAX_LOG`."""
+    xp = namespace(log_ratio)
+    return xp.exp(xp.clip(log_ratio, -MAX_LOG, MAX_LOG))
 
 
 def log_softmax(logits: Array, axis: int = -1) -> Array:

@@ -1,6 +1,10 @@
 """From per-token values to one number: means that leave padding out."""
 
-from ppo_demo._arrays import Array, namespace, require
+from typing import Literal, TypeAlias, get_args
+
+from ppo_demo._arrays import Array, as_mask, keep, namespace, require, require_floats
+
+Aggregation: TypeAlias = Literal["token", "sequence", "fixed", "sum"]
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
@@ -23,11 +27,65 @@ def masked_mean(values: Array, mask: Array) -> Array:
     ------
     ValueError
         If the shapes differ or no token counts.
+    TypeError
+        If the values are integers.
     """
     xp = namespace(values, mask)
-    mask = xp.astype(mask, xp.bool)
-    require("mask", tuple(mask.shape), mask.shape == values.shape, f"of shape {values.shape}")
-    require("mask", mask, xp.any(mask), "true for at least one token")
-    # `where`, not a product: NaN times 0 is NaN.
-    total = xp.sum(xp.where(mask, values, xp.zeros_like(values)))
-    return total / xp.sum(xp.astype(mask, values.dtype))
+    require_floats(values=values)
+    mask = as_mask(mask, values.shape)
+    return xp.sum(keep(values, mask)) / xp.sum(xp.astype(mask, values.dtype))
+
+
+def aggregate(
+    values: Array, mask: Array, how: Aggregation, *, length: float | None = None
+) -> Array:
+    r"""Turn per-token losses of a batch of completions into one loss.
+
+    With completions :math:`i` of :math:`n_i` tokens, B of them:
+
+    - ``"token"``: :math:`\sum_{i,t} x_{i,t} / \sum_i n_i`, every token alike (DAPO, Yu et al.
+      2025, equation 12);
+    - ``"sequence"``: :math:`\frac1B \sum_i \frac{1}{n_i} \sum_t x_{i,t}`, every completion alike
+      (GRPO, Shao et al. 2024, equation 3);
+    - ``"fixed"``: :math:`\frac1B \sum_i \frac1L \sum_t x_{i,t}` with one length L for all
+      (Dr. GRPO, Liu et al. 2025, appendix A);
+    - ``"sum"``: the same with :math:`L = 1`: the log-probability of a whole completion is the
+      sum of its tokens' (REINFORCE, RLOO).
+
+    Parameters
+    ----------
+    values : array, shape (completions, time)
+        Loss per token; padding does not matter.
+    mask : array of bool or 0/1, same shape
+        True on the completions' tokens.
+    how : {"token", "sequence", "fixed", "sum"}
+        The rule.
+    length : float, optional
+        L, above 0; for ``"fixed"`` alone, and needed there.
+
+    Returns
+    -------
+    scalar array
+        The loss.
+
+    Raises
+    ------
+    ValueError
+        If the rule is unknown, shapes differ, a completion has no token, or `length` is missing
+        or out of place.
+    """
+    xp = namespace(values, mask)
+    require("how", how, how in get_args(Aggregation), f"one of {get_args(Aggregation)}")
+    require("length", length, (length is not None) == (how == "fixed"), "given for 'fixed' alone")
+    if how == "token":
+        return masked_mean(values, mask)
+    require_floats(values=values)
+    mask = as_mask(mask, values.shape)
+    tokens = xp.sum(xp.astype(mask, values.dtype), axis=-1)
+    totals = xp.sum(keep(values, mask), axis=-1)
+    if how == "sequence":
+        require("mask", mask, tokens > 0, "true for at least one token of each completion")
+        return xp.mean(totals / tokens)
+    size = 1.0 if length is None else length
+    require("length", length, size > 0, "above 0")
+    return xp.mean(totals) / size

@@ -1,9 +1,25 @@
-"""How far a policy has moved from its reference."""
+"""How far a policy has moved from its reference, how spread out it is, and what that costs."""
 
-from ppo_demo._arrays import Array, log_softmax, namespace, require
+from typing import Literal, TypeAlias, get_args
+
+from ppo_demo._arrays import (
+    Array,
+    as_arrays,
+    as_mask,
+    keep,
+    log_softmax,
+    namespace,
+    require,
+    require_floats,
+    require_fraction,
+    require_shape,
+    safe_exp,
+)
+
+Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 
 
-def categorical_kl(logits: Array, ref_logits: Array) -> Array:
+def categorical_kl(logits: Array, ref_logits: Array, mask: Array | None = None) -> Array:
     r"""Exact KL divergence of two categorical distributions, from the first to the second.
 
     .. math:: \mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})
@@ -15,15 +31,111 @@ def categorical_kl(logits: Array, ref_logits: Array) -> Array:
         Unnormalised log-probabilities of the policy.
     ref_logits : array, shape (..., actions)
         Those of the reference; broadcasts against `logits`.
+    mask : array of bool or 0/1, shape (...), optional
+        Where it is false the divergence is 0, whatever stands there.
 
     Returns
     -------
     array, shape (...)
         The divergence in nats, at least 0.
+
+    Raises
+    ------
+    ValueError
+        If the mask's shape does not fit.
+    TypeError
+        If logits are integers.
     """
     xp = namespace(logits, ref_logits)
+    require_floats(logits=logits, ref_logits=ref_logits)
+    if mask is not None:
+        mask = as_mask(mask, logits.shape[:-1])[..., None]
+        logits, ref_logits = keep(logits, mask), keep(ref_logits, mask)
     log_probs = log_softmax(logits)
     return xp.sum(xp.exp(log_probs) * (log_probs - log_softmax(ref_logits)), axis=-1)
+
+
+def entropy(logits: Array, mask: Array | None = None) -> Array:
+    r"""Entropy of a categorical distribution: :math:`-\sum_a \pi(a) \log \pi(a)`.
+
+    Parameters
+    ----------
+    logits : array, shape (..., actions)
+        Unnormalised log-probabilities.
+    mask : array of bool or 0/1, shape (...), optional
+        Where it is false the entropy is 0, whatever stands there.
+
+    Returns
+    -------
+    array, shape (...)
+        The entropy in nats, from 0 to the logarithm of the number of actions.
+    """
+    xp = namespace(logits)
+    require_floats(logits=logits)
+    if mask is None:
+        log_probs = log_softmax(logits)
+        return -xp.sum(xp.exp(log_probs) * log_probs, axis=-1)
+    mask = as_mask(mask, logits.shape[:-1])
+    return keep(entropy(keep(logits, mask[..., None])), mask)
+
+
+def kl_estimate(
+    log_probs: Array,
+    ref_log_probs: Array,
+    estimator: Estimator,
+    mask: Array | None = None,
+    ratio: Array | None = None,
+) -> Array:
+    r"""Estimate the KL divergence of policy from reference at tokens that the *policy* sampled.
+
+    With :math:`d = \log \pi(a) - \log \pi_\mathrm{ref}(a)` (Schulman 2020):
+
+    .. math:: k_1 = d, \qquad k_2 = \tfrac12 d^2, \qquad k_3 = e^{-d} - 1 + d
+
+    As *values*, :math:`k_1` and :math:`k_3` are unbiased and :math:`k_2` is not; :math:`k_2` and
+    :math:`k_3` are never negative. As *losses* it is another story: differentiating an
+    estimate need not estimate the gradient. In expectation over on-policy tokens,
+    :math:`\nabla k_1` is 0, :math:`\nabla k_2` is the gradient of the reverse KL (the one that
+    is meant), and :math:`\nabla k_3` that of the *forward* KL. Multiplied by the ratio of policy
+    to sampling policy before differentiating, :math:`k_1` and :math:`k_3` give the reverse KL's
+    gradient.
+
+    Parameters
+    ----------
+    log_probs, ref_log_probs : array, any shape
+        Log-probabilities of the sampled tokens under policy and reference.
+    estimator : {"k1", "k2", "k3"}
+        Which.
+    mask : array of bool or 0/1, same shape, optional
+        Where it is false the estimate is 0, whatever stands there.
+    ratio : array, broadcasts, optional
+        `probability_ratio` of the policy to the one that sampled; gradient flows through it.
+
+    Returns
+    -------
+    array, same shape
+        One estimate per token, in nats.
+
+    Raises
+    ------
+    ValueError
+        If the estimator is unknown or shapes differ.
+    TypeError
+        If log-probabilities are integers.
+    """
+    require("estimator", estimator, estimator in get_args(Estimator), "one of k1, k2, k3")
+    require_floats(log_probs=log_probs, ref_log_probs=ref_log_probs)
+    require_shape(log_probs.shape, ref_log_probs=ref_log_probs)
+    if mask is not None:
+        mask = as_mask(mask, log_probs.shape)
+        log_probs, ref_log_probs = keep(log_probs, mask), keep(ref_log_probs, mask)
+    d = log_probs - ref_log_probs
+    estimate = {
+        "k1": lambda: d,
+        "k2": lambda: 0.5 * d**2,
+        "k3": lambda: safe_exp(-d) - 1 + d,
+    }[estimator]()
+    return estimate if ratio is None else ratio * estimate
 
 
 def adaptive_kl_weight(
@@ -63,3 +175,57 @@ def adaptive_kl_weight(
         require(name, value, value > 0, "above 0")
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_weight * (1 + error * samples / horizon)
+
+
+def linear_kl_weight(start: float, end: float, progress: float) -> float:
+    """KL weight that goes from `start` to `end` in a straight line; equal ends keep it fixed.
+
+    Parameters
+    ----------
+    start, end : float
+        β at the beginning and the end of training, at least 0.
+    progress : float
+        Share of the training that is done, from 0 to 1.
+
+    Returns
+    -------
+    float
+        β now.
+
+    Raises
+    ------
+    ValueError
+        If a weight is negative or `progress` is not from 0 to 1.
+    """
+    for name, value in (("start", start), ("end", end)):
+        require(name, value, value >= 0, "at least 0")
+    require_fraction(progress=progress)
+    return start + (end - start) * progress
+
+
+def best_of_n_kl_bound(n: Array) -> Array:
+    r"""Bound on the KL divergence of best-of-n from the policy that it samples.
+
+    .. math:: \mathrm{KL} \le \log n - \frac{n - 1}{n}
+
+    Equality holds only without ties and in the limit of a continuous reward (Beirami et al.
+    2024, theorem 3.1).
+
+    Parameters
+    ----------
+    n : array or number
+        Samples of which the best is kept, at least 1.
+
+    Returns
+    -------
+    array, same shape
+        The bound in nats for a whole completion.
+
+    Raises
+    ------
+    ValueError
+        If `n` is below 1.
+    """
+    require("n", n, n >= 1, "at least 1")
+    xp, n = as_arrays(n)
+    return xp.log(n) - (n - 1) / n

@@ -58,7 +58,7 @@ def test_log_probs_are_of_the_next_token():
 def test_padding_and_prompt_do_not_reach_the_losses(sampled):
     model, rollout = sampled
     batch = rollout.batch
-    logits, values = model(batch.tokens)
+    logits, values = moved(model)(batch.tokens)
     garbled = Batch(
         tokens=batch.tokens,
         mask=batch.mask,
@@ -67,7 +67,13 @@ def test_padding_and_prompt_do_not_reach_the_losses(sampled):
         advantages=batch.advantages.masked_fill(~batch.mask, math.nan),
         returns=batch.returns.masked_fill(~batch.mask, 1e30),
     )
-    assert ppo_losses(logits, values, garbled, 0.2) == ppo_losses(logits, values, batch, 0.2)
+    clean, dirty = (ppo_losses(logits, values, b, 0.2) for b in (batch, garbled))
+    assert dirty == clean
+    parameters = list(model.parameters())
+    for a, b in zip(clean, dirty, strict=True):
+        options = {"retain_graph": True, "materialize_grads": True}
+        expected = torch.autograd.grad(a, parameters, **options)
+        torch.testing.assert_close(torch.autograd.grad(b, parameters, **options), expected)
 
 
 def test_first_ratio_is_one_so_the_policy_loss_is_the_mean_advantage(sampled):

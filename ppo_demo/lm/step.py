@@ -81,9 +81,9 @@ def ppo_losses(
     ratio = probability_ratio(log_probs, batch.old_log_probs, batch.mask)
     surrogate = clipped_surrogate(ratio, batch.advantages, clip_range)
     policy = -masked_mean(surrogate, batch.mask)
-    value = masked_mean(value_loss(values[:, :-1], batch.returns), batch.mask)
-    kl = masked_mean(categorical_kl(logits[:, :-1], batch.ref_logits), batch.mask)
-    return policy, value, kl
+    value = value_loss(values[:, :-1], batch.returns, mask=batch.mask)
+    kl = categorical_kl(logits[:, :-1], batch.ref_logits, batch.mask)
+    return policy, masked_mean(value, batch.mask), masked_mean(kl, batch.mask)
 
 
 def ppo_step(
