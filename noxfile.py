@@ -61,6 +61,16 @@ def benchmark(session: nox.Session) -> None:
 
 
 @nox.session
+def parity(session: nox.Session) -> None:
+    """Hold values and gradients against stable-baselines3, torchrl and TRL."""
+    peers = ["stable-baselines3", "torchrl", "trl"]
+    install(session, "-e", ".", "pytest", *peers)
+    # An environment of its own: no browser, and the peers' own warnings are not ours.
+    chosen = ["tests/parity", "-o", "python_files=parity_*.py", "-o", "filterwarnings=default"]
+    session.run("pytest", "--noconftest", "-o", "pythonpath=", *chosen, *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, types and spelling."""
     install(session, "-e", ".[book]", "ruff", "mypy", "codespell", "nox", "types-docutils")
