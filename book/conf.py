@@ -43,6 +43,9 @@ math_eqref_format = "({number})"
 bibtex_bibfiles = ["references.bib"]
 bibtex_reference_style = "author_year"
 
+numfig = True  # equations are numbered by page, so that a number says where to look
+numfig_secnum_depth = 1
+
 html_theme = "sphinx_book_theme"
 html_title = project
 html_math_renderer = "mathml"

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from ppo_demo.labs import clipping_lab, policy_update_lab
 
-PAGES = ["index.html", "ppo.html", "references.html"]
+PAGES = ["index.html", "ppo.html", "variants.html", "references.html"]
 LABS = {"lab-a": policy_update_lab(), "lab-b": clipping_lab()}
 
 # Ten grid points a lab: the corners, and some of the inside.
@@ -251,7 +251,7 @@ def test_quiz_by_keyboard_alone(open_page):
     expect(score(page)).to_have_text("Answered 0/5 · Correct 0/5")
 
 
-@pytest.mark.parametrize("path", ["index.html", "ppo.html"])
+@pytest.mark.parametrize("path", ["index.html", "ppo.html", "variants.html"])
 def test_every_page_ends_with_a_self_check(open_page, path):
     page = open_page(path)
     expect(page.locator("section").filter(has=page.locator("fieldset.quiz")).last).to_contain_text(
@@ -327,12 +327,12 @@ def test_equations_are_mathml_in_the_books_font(open_page):
     page = open_page("ppo.html")
     assert page.locator("math").count() > 20
     labels = page.locator("div.math .eqno").all_inner_texts()
-    assert [text[:3] for text in labels] == [f"({n + 1})" for n in range(len(labels))]
+    assert [text[:5] for text in labels] == [f"(1.{n + 1})" for n in range(len(labels))]
     page.wait_for_function("document.fonts.ready.then(() => true)")
     assert page.evaluate("document.fonts.check('16px \"STIX Two Math Subset\"')")
     assert page.locator("script[src*=mathjax], script[src*=MathJax]").count() == 0
     reference = page.locator('a.reference.internal[href="#equation-eq-objective"]').first
-    expect(reference).to_have_text("(2)")
+    expect(reference).to_have_text("(1.2)")
 
 
 def test_icons_are_drawn_without_the_script(open_page, site):
