@@ -187,7 +187,7 @@ class Table:
     Raises
     ------
     ValueError
-        If a row has not as many cells as the header.
+        If a cell of the header is empty, or a row has not as many cells as the header.
     """
 
     header: Sequence[str]
@@ -195,6 +195,10 @@ class Table:
     caption: str
 
     def __post_init__(self) -> None:
+        if not all(cell.strip() for cell in self.header):
+            raise ValueError(
+                f"header of table {self.caption!r} must name every column, got {self.header}"
+            )
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(

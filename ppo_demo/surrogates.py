@@ -302,8 +302,8 @@ def importance_weight(old_log_probs: Array, sampler_log_probs: Array, max_weight
 
     .. math:: \min\left( \frac{\pi_\mathrm{old}(a)}{\pi_\mathrm{sampler}(a)},\; C \right)
 
-    (Ionides 2008, section 2.) An inference engine rounds differently from the trainer; the weight makes up
-    for it, and the truncation bounds its variance. It is a constant for the gradient.
+    (Ionides 2008, section 2.) An inference engine rounds differently from the trainer; the weight
+    makes up for it, and the truncation bounds its variance. It is a constant for the gradient.
 
     Parameters
     ----------

@@ -172,6 +172,8 @@ def test_picture_has_its_alternative_text():
 def test_table_refuses_ragged_rows():
     with pytest.raises(ValueError, match=r"rows of table 'T' must have 2 cells, got \['1'\]"):
         Table(["a", "b"], [["1"]], "T")
+    with pytest.raises(ValueError, match="header of table 'T' must name every column"):
+        Table(["", "b"], [["1", "2"]], "T")
 
 
 def test_table_escapes_and_writes_minus_signs():

@@ -262,6 +262,7 @@ def test_every_page_ends_with_a_self_check(open_page, path):
 # --- the page as a whole -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
 def test_axe_finds_no_violation(open_page, path, scheme):
