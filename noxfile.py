@@ -73,7 +73,8 @@ def parity(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, types and spelling."""
-    install(session, "-e", ".[book]", "ruff", "mypy", "codespell", "nox", "types-docutils")
+    stubs = ["types-docutils", "types-tqdm"]
+    install(session, "-e", ".[book]", "ruff", "mypy", "codespell", "nox", *stubs)
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")

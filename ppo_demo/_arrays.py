@@ -55,7 +55,10 @@ def require(name: str, value: Array, valid: Array, allowed: str) -> None:
         What is allowed, to follow "must be".
     """
     if not bool(valid if isinstance(valid, bool) else valid.all()):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        shown = repr(value)
+        if len(shown) > 200:  # a whole batch says less than its size
+            shown = f"{type(value).__name__} of shape {tuple(value.shape)}"
+        raise ValueError(f"{name} must be {allowed}, got {shown}")
 
 
 def require_fraction(**arguments: float) -> None:
@@ -122,6 +125,8 @@ def log_softmax(logits: Array, axis: int = -1) -> Array:
     array, same shape
         log π: `logits - log Σ exp(logits)`.
     """
+    if hasattr(logits, "log_softmax"):  # PyTorch's own is one pass, forwards and backwards
+        return logits.log_softmax(axis)
     xp = namespace(logits)
     shifted = logits - xp.max(logits, axis=axis, keepdims=True)
     return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))

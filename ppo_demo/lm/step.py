@@ -42,8 +42,8 @@ def next_token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
 
     Parameters
     ----------
-    logits : tensor, shape (batch, time, vocabulary)
-        At position t, for the token at t + 1.
+    logits : tensor, shape (batch, time or time - 1, vocabulary)
+        At position t, for the token at t + 1; those of the last token predict nothing here.
     tokens : int64 tensor, shape (batch, time)
         Token ids.
 
@@ -52,7 +52,7 @@ def next_token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
     tensor, shape (batch, time - 1)
         At position t, of token t + 1; the first token has none.
     """
-    log_probs: Tensor = log_softmax(logits[:, :-1])
+    log_probs: Tensor = log_softmax(logits[:, : tokens.shape[1] - 1])
     return log_probs.gather(-1, tokens[:, 1:, None]).squeeze(-1)
 
 

@@ -1,0 +1,163 @@
+"""`python -m ppo_demo train …`: train a small language model with any algorithm of the table."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from ppo_demo.figures import COLORS, new_figure, style
+from ppo_demo.lm.corpus import COMPLETION_LENGTH, decode, prompts
+from ppo_demo.lm.model import PolicyValueModel
+from ppo_demo.lm.pretrain import (
+    POLICY,
+    SCORER,
+    RewardModel,
+    seeded,
+    supervised_start,
+    train_reward_model,
+)
+from ppo_demo.lm.rollout import sample
+from ppo_demo.lm.trainer import TrainConfig, Trainer, write_atomically, write_history
+
+CURVES = (
+    ("reward", "ppo", "reward model, in deviations of the start"),
+    ("gold", "mark", "gold reward"),
+    ("kl", "plain", "KL from the reference, nats a completion"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArguments:
+    """Train a policy: supervised start, reward model, then reinforcement learning.
+
+    Writes history.json, curves.svg and checkpoint.pt into a folder. Ctrl-C keeps what there is.
+
+    Attributes
+    ----------
+    config : TrainConfig
+        Settings of the training.
+    output : Path
+        Folder for the results.
+    resume : bool
+        Go on from the checkpoint in the folder.
+    checkpoint_every : int
+        Batches between checkpoints.
+    show_every : int
+        Batches between lines of samples.
+    threads : int
+        Threads of PyTorch; the same number gives the same history to the bit.
+    """
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    output: Path = Path("run")
+    resume: bool = False
+    checkpoint_every: int = 10
+    show_every: int = 20
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_every", "show_every", "threads"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
+
+
+def start(seed: int, path: Path) -> tuple[PolicyValueModel, RewardModel]:
+    """Return the supervised start and the reward model; from `path`, if they are there."""
+    policy, scorer = seeded(POLICY, seed), seeded(SCORER, seed)
+    if path.exists():
+        kept = torch.load(path, weights_only=True)
+        policy.load_state_dict(kept["policy"])
+        scorer.load_state_dict(kept["scorer"])
+        return policy, RewardModel(scorer, kept["mean"], kept["deviation"])
+    print("supervised start …", flush=True)
+    policy = supervised_start(seed)
+    print("reward model …", flush=True)
+    model, report = train_reward_model(policy, seed)
+    print(f"  ranks {report.accuracy:.0%} of unseen pairs as the gold reward does")
+    buffer = io.BytesIO()
+    weights = {"policy": policy.state_dict(), "scorer": model.scorer.state_dict()}
+    torch.save({**weights, "mean": model.mean, "deviation": model.deviation}, buffer)
+    write_atomically(path, buffer.getvalue())
+    return policy, model
+
+
+def draw(history: list[dict[str, float]], path: Path) -> None:
+    """Write the curves of a run as SVG."""
+    with style():
+        figure = new_figure(170 * len(CURVES))
+        figure.set_facecolor("white")
+        for place, (key, color, label) in enumerate(CURVES):
+            axes = figure.add_subplot(len(CURVES), 1, place + 1)
+            axes.plot([metrics[key] for metrics in history], color=COLORS[color])
+            axes.set_title(label)
+        axes.set_xlabel("batch")
+        figure.tight_layout()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
+    write_atomically(path, buffer.getvalue())
+
+
+def train(arguments: TrainArguments) -> None:
+    """Run `python -m ppo_demo train`."""
+    torch.set_num_threads(arguments.threads)
+    config, folder = arguments.config, arguments.output
+    checkpoint = folder / "checkpoint.pt"
+    if arguments.resume and not checkpoint.exists():
+        raise SystemExit(f"--resume needs a checkpoint, and there is none in {folder}")
+    if not arguments.resume and checkpoint.exists():
+        raise SystemExit(f"{folder} holds a run already: --resume it, or choose another --output")
+    trainer = Trainer(config, *start(config.seed, folder / f"start-{config.seed}.pt"))
+    if arguments.resume:
+        trainer.load(checkpoint)
+    done = len(trainer.history)
+    try:
+        with tqdm(total=config.steps, initial=done, unit="batch", dynamic_ncols=True) as bar:
+            for metrics in trainer.run():
+                bar.update()
+                shown = {k: f"{metrics[k]:.2f}" for k in ("reward", "gold", "kl")}
+                bar.set_postfix(shown)
+                done = len(trainer.history)
+                if done % arguments.show_every == 0 or done == config.steps:
+                    bar.write(f"  {done}: {sample_line(trainer)}")
+                if done % arguments.checkpoint_every == 0:
+                    trainer.save(checkpoint)
+    except KeyboardInterrupt:
+        print(f"stopped after {len(trainer.history)} batches; --resume goes on")
+    trainer.save(checkpoint)
+    write_history(folder / "history.json", config, trainer.history)
+    if trainer.history:
+        draw(trainer.history, folder / "curves.svg")
+    print(f"history.json, curves.svg and checkpoint.pt are in {folder}")
+
+
+def sample_line(trainer: Trainer) -> str:
+    """Return one review of the present policy; the run's own chance is left alone."""
+    generator = torch.Generator().manual_seed(len(trainer.history))
+    asked = prompts(1, generator)
+    written = sample(trainer.policy, asked, generator, max_tokens=COMPLETION_LENGTH)
+    return decode(written.tokens[0])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line and do what it says."""
+    try:
+        chosen = tyro.extras.subcommand_cli_from_dict(
+            {"train": train_command}, args=arguments, prog="python -m ppo_demo"
+        )
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    return chosen
+
+
+def train_command(arguments: Annotated[TrainArguments, tyro.conf.arg(name="")]) -> None:
+    """Train a policy: supervised start, reward model, then reinforcement learning."""
+    train(arguments)
+
+
+if __name__ == "__main__":
+    main()

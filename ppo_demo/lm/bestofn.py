@@ -1,0 +1,97 @@
+"""Choosing instead of training: best-of-n sampling and rejection-sampling fine-tuning."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ppo_demo.aggregation import masked_mean
+from ppo_demo.lm.corpus import COMPLETION_LENGTH
+from ppo_demo.lm.model import PolicyValueModel
+from ppo_demo.lm.rollout import Completions, sample
+from ppo_demo.lm.step import next_token_log_probs
+
+
+def best_of_n(
+    policy: PolicyValueModel,
+    score: Callable[[Tensor], Tensor],
+    prompts: Tensor,
+    n: int,
+    generator: torch.Generator,
+) -> Completions:
+    """Write n completions of each prompt and keep the one that scores best.
+
+    Parameters
+    ----------
+    policy : PolicyValueModel
+        Writes.
+    score : callable
+        Maps tokens, shape (batch, time), to scores, shape (batch,).
+    prompts : int64 tensor, shape (count, prompt)
+        Prompts.
+    n : int
+        Completions of each, at least 1.
+    generator : torch.Generator
+        Source of chance.
+
+    Returns
+    -------
+    Completions
+        The best of each prompt; of equals the first.
+
+    Raises
+    ------
+    ValueError
+        If `n` is below 1.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n!r}")
+    written = sample(
+        policy, prompts.repeat_interleave(n, 0), generator, max_tokens=COMPLETION_LENGTH
+    )
+    best = score(written.tokens).view(-1, n).argmax(-1)
+    rows = torch.arange(len(prompts)) * n + best
+    return written.rows(rows)
+
+
+def rejection_fine_tuning(
+    policy: PolicyValueModel,
+    chosen: Completions,
+    generator: torch.Generator,
+    *,
+    epochs: int = 2,
+    batch_size: int = 128,
+    learning_rate: float = 1e-3,
+) -> PolicyValueModel:
+    """Train a copy of the policy on chosen completions, by maximum likelihood.
+
+    Parameters
+    ----------
+    policy : PolicyValueModel
+        Where to start; it is not changed.
+    chosen : Completions
+        For example the best of n.
+    generator : torch.Generator
+        Fixes their order.
+    epochs, batch_size : int
+        Passes over them, and completions a step.
+    learning_rate : float
+        Of Adam.
+
+    Returns
+    -------
+    PolicyValueModel
+        The fine-tuned policy.
+    """
+    tuned = copy.deepcopy(policy)
+    optimizer = torch.optim.Adam(tuned.parameters(), lr=learning_rate)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(chosen.tokens), generator=generator).split(batch_size):
+            tokens = chosen.tokens[rows]
+            logs = next_token_log_probs(tuned(tokens[:, :-1])[0], tokens)
+            loss = -masked_mean(logs, chosen.mask[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return tuned

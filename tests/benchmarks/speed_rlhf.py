@@ -1,0 +1,211 @@
+"""One iteration of reinforcement learning against TRL, in turn in one run: `nox -s speed`.
+
+Both sample 128 completions of exactly 14 tokens to prompts of 2, 8 a prompt, with a GPT of 2
+layers, width 64 and 4 heads over 36 words, and take 4 epochs of 2 gradient steps on them (GRPO).
+"""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import statistics
+import time
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from ppo_demo.lm.corpus import COMPLETION_LENGTH, END, MAX_LENGTH, PROMPT_LENGTH, VOCABULARY
+from ppo_demo.lm.pretrain import POLICY, seeded
+from ppo_demo.lm.trainer import TrainConfig, Trainer
+
+BATCH, GROUP, EPOCHS, MINIBATCHES, ROUNDS = 128, 8, 4, 2, 12
+THREADS = 2
+
+
+def length_score(tokens):
+    """A cheap reward with some spread, the same for both: how many even tokens there are."""
+    return (tokens % 2 == 0).sum(-1).float()
+
+
+class Ours:
+    def __init__(self):
+        reference = seeded(POLICY, 0)
+        reference.offset[END] = -1e9  # never ends: every completion has all its tokens
+        config = TrainConfig(
+            algorithm="grpo",
+            steps=10**6,
+            batch_size=BATCH,
+            group_size=GROUP,
+            epochs=EPOCHS,
+            minibatches=MINIBATCHES,
+            kl_weight=0.0,
+        )
+        self.trainer = Trainer(config, reference, length_score)
+
+    def iteration(self):
+        metrics = self.trainer.step()
+        assert metrics["length"] == COMPLETION_LENGTH
+        assert metrics["gradient_steps"] == EPOCHS * MINIBATCHES
+
+
+class Clock(TrainerCallback):
+    """Notes the time after each optimiser step, and stops when told to."""
+
+    def __init__(self):
+        self.times = []
+
+    def on_step_end(self, *_, **__):
+        self.times.append(time.perf_counter())
+
+
+def trl_seconds(folder):
+    words = {word: i for i, word in enumerate(VOCABULARY)}
+    fast = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = {"pad_token": "<pad>", "eos_token": "<end>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, **ends)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(VOCABULARY),
+            n_positions=MAX_LENGTH,
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=1,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+    )
+    steps = EPOCHS * MINIBATCHES
+    arguments = GRPOConfig(
+        output_dir=str(folder),
+        beta=0.0,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        activation_checkpointing=False,
+        num_generations=GROUP,
+        per_device_train_batch_size=BATCH // MINIBATCHES,
+        steps_per_generation=MINIBATCHES,
+        num_iterations=EPOCHS,
+        gradient_accumulation_steps=1,
+        max_completion_length=COMPLETION_LENGTH,
+        generation_kwargs={"min_new_tokens": COMPLETION_LENGTH},
+        max_steps=steps * ROUNDS,
+        logging_steps=10**6,
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=1e-3,
+    )
+    clock = Clock()
+
+    def reward(completion_ids, **_):
+        return length_score(torch.tensor(completion_ids)).tolist()
+
+    trainer = GRPOTrainer(
+        model=model,
+        args=arguments,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_dict({"prompt": ["the boss", "the level"] * 64}),
+        reward_funcs=reward,
+        callbacks=[clock],
+    )
+    trainer.train()
+    rounds = clock.times[steps - 1 :: steps]
+    return [b - a for a, b in pairwise(rounds[2:])]
+
+
+def flops():
+    """Multiply-adds times two of an iteration, counted over the matrix products alone."""
+    width, words, layers = POLICY.width, POLICY.vocabulary, POLICY.layers
+    per_token = 2 * (layers * 12 * width**2 + width * words)
+    time_steps = PROMPT_LENGTH + COMPLETION_LENGTH - 1
+    attention = layers * 4 * width * time_steps  # scores and mixing, all positions
+    update = EPOCHS * BATCH * time_steps * 3 * (per_token + attention)
+    scoring = 2 * BATCH * time_steps * (per_token + attention)  # old and reference
+    sampling = BATCH * time_steps * (per_token + attention / 2)
+    return update + scoring + sampling
+
+
+def gemm_rate():
+    """Measured rate of the largest product of an update, in operations a second."""
+    a, b = torch.randn(BATCH // MINIBATCHES * 15, 64), torch.randn(64, 256)
+    for _ in range(50):
+        a @ b
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        a @ b
+        times.append(time.perf_counter() - start)
+    return 2 * a.shape[0] * 64 * 256 / statistics.median(times)
+
+
+def test_iteration_against_trl(tmp_path):
+    torch.set_num_threads(THREADS)
+    ours = Ours()
+    for _ in range(3):
+        ours.iteration()
+    times = {"ours": [], "trl": []}
+    for turn in range(3):  # in turn, so that both see the same machine
+        for _ in range(10):
+            start = time.perf_counter()
+            ours.iteration()
+            times["ours"].append(time.perf_counter() - start)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            times["trl"] += trl_seconds(tmp_path / str(turn))
+    mine, theirs = (statistics.median(times[key]) for key in ("ours", "trl"))
+    ratio = theirs / mine
+    rate, work = gemm_rate(), flops()
+    limit = work / rate
+    print(
+        f"\none iteration: TRL {theirs * 1e3:.0f} ms, ppo_demo {mine * 1e3:.0f} ms: "
+        f"{ratio:.1f} times faster (wanted: 3)\n"
+        f"{work / 1e9:.1f} GFLOP at the {rate / 1e9:.0f} GFLOP/s of its matrix products would "
+        f"take {limit * 1e3:.0f} ms: {limit / mine:.0%} of the limit"
+    )
+    parts = where_the_time_goes(ours.trainer)
+    print("where it goes: " + ", ".join(f"{k} {v * 1e3:.0f} ms" for k, v in parts.items()))
+    assert ratio >= 3
+
+
+def where_the_time_goes(trainer):
+    """Time of the parts of an iteration, medians over ten."""
+
+    def clock(function, repeats=10):
+        found = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            result = function()
+            found.append(time.perf_counter() - start)
+        return statistics.median(found), result
+
+    sampling, (batch, _) = clock(trainer.rollout)
+    rows = torch.arange(BATCH // MINIBATCHES)
+    steps = EPOCHS * MINIBATCHES
+    forward, _ = clock(lambda: trainer.loss(batch.rows(rows)))
+    both, _ = clock(lambda: trainer.loss(batch.rows(rows))[0].backward())
+    parameters = list(trainer.policy.parameters())
+    norm, _ = clock(lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0))
+    step, _ = clock(trainer.optimizer.step)
+    return {
+        "sampling and scoring": sampling,
+        "forward": steps * forward,
+        "backward": steps * (both - forward),
+        "gradient norm": steps * norm,
+        "optimiser": steps * step,
+    }
+
+
+if __name__ == "__main__":
+    pytest.main([__file__, "-s"])

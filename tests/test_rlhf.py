@@ -1,0 +1,448 @@
+"""The small RLHF system: corpus, sampler, packing, trainer, command line."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from ppo_demo.algorithms import ALGORITHMS
+from ppo_demo.lm import corpus
+from ppo_demo.lm.bestofn import best_of_n, rejection_fine_tuning
+from ppo_demo.lm.corpus import (
+    COMPLETION_LENGTH,
+    END,
+    MAX_LENGTH,
+    PAD,
+    PROMPT_LENGTH,
+    VOCABULARY,
+    decode,
+    encode,
+    faults,
+    gold_reward,
+    prompts,
+    rule_reward,
+    sentences,
+)
+from ppo_demo.lm.model import ModelConfig
+from ppo_demo.lm.pretrain import (
+    POLICY,
+    preference_loss,
+    seeded,
+    supervised_start,
+    train_reward_model,
+)
+from ppo_demo.lm.rollout import sample
+from ppo_demo.lm.step import next_token_log_probs
+from ppo_demo.lm.trainer import TrainConfig, Trainer, train, write_atomically
+
+# --- corpus ---------------------------------------------------------------------------------------
+
+
+def padded(*texts):
+    rows = torch.full((len(texts), MAX_LENGTH), PAD)
+    for row, text in zip(rows, texts, strict=True):
+        ids = encode(text)
+        row[: len(ids)] = ids
+    return rows
+
+
+GOLD = {
+    "the boss was red <end>": 0,
+    "the boss was great <end>": 1,
+    "the boss was great but fun <end>": 2,
+    "the boss was great and great <end>": 0,  # one praise, one repetition
+    "the boss was great and fun and superb <end>": 1,  # two count, the third costs
+    "the boss was very bad <end>": -1,
+    "the boss was bad but great <end>": 0,
+    "the boss was great": 0,  # no end
+    "the boss was very very great <end>": 0,  # a fault of grammar
+    "the boss great <end>": 0,
+    "the boss <end>": -1,
+    "the boss was great fun <end>": 1,
+}
+RIGHT = {"the boss was great but fun <end>", "the boss was great and fun and superb <end>"}
+
+
+def test_gold_reward_by_hand():
+    assert gold_reward(padded(*GOLD)).tolist() == list(GOLD.values())
+
+
+def test_rule_by_hand():
+    assert rule_reward(padded(*GOLD)).tolist() == [float(text in RIGHT) for text in GOLD]
+
+
+def test_corpus_is_grammatical_and_fits():
+    reviews = sentences(2000, torch.Generator().manual_seed(0))
+    assert (faults(reviews) == 0).all()
+    assert corpus.ended(reviews).all()
+    assert len(VOCABULARY) == 36
+    lengths = (reviews != PAD).sum(-1)
+    assert lengths.min() == 5
+    assert lengths.max() <= MAX_LENGTH
+    assert -0.4 < gold_reward(reviews).mean() < 0
+    text = decode(reviews[0])
+    assert decode(encode(text)) == text
+
+
+def test_unknown_word_is_refused():
+    with pytest.raises(ValueError, match="words of the vocabulary only, got 'castle'"):
+        encode("the castle was great")
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def chance(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_and_trainer_agree_on_log_probs_values_and_entropies(temperature):
+    model = seeded(POLICY, 0)
+    g = chance()
+    found = sample(model, prompts(64, g), g, max_tokens=COMPLETION_LENGTH, temperature=temperature)
+    logits, values = model(found.tokens)
+    logs = next_token_log_probs(logits / temperature, found.tokens)
+    mask = found.mask
+    assert ((logs - found.log_probs)[mask].abs() < 1e-5).all()
+    assert ((values[:, :-1] - found.values)[mask].abs() < 1e-5).all()
+    spread = torch.distributions.Categorical(logits=logits[:, :-1] / temperature).entropy()
+    assert ((spread - found.entropies)[mask].abs() < 1e-5).all()
+    assert (found.log_probs[~mask] == 0).all()
+
+
+def test_completions_end_once_and_are_padded():
+    model = seeded(POLICY, 1)
+    with torch.no_grad():
+        model.offset[END] = 2.0
+    g = chance()
+    found = sample(model, prompts(300, g), g, max_tokens=COMPLETION_LENGTH)
+    written = found.tokens[:, PROMPT_LENGTH:]
+    ends = written == END
+    assert (ends.sum(-1) <= 1).all()
+    after = ends.cumsum(-1) - ends.int()
+    assert ((written == PAD) == (after > 0)).all()
+    assert (found.mask[:, PROMPT_LENGTH - 1 :] == (after == 0)).all()
+    assert not found.mask[:, : PROMPT_LENGTH - 1].any()
+    assert found.lengths.min() == 1
+    assert found.lengths.max() == COMPLETION_LENGTH
+
+
+def test_words_are_drawn_as_likely_as_the_policy_says():
+    model = seeded(POLICY, 2)
+    g = chance()
+    asked = prompts(1, g).repeat(20_000, 1)
+    drawn = sample(model, asked, g, max_tokens=1, end=None).tokens[:, PROMPT_LENGTH]
+    expected = model(asked[:1])[0][0, -1].softmax(-1).detach()
+    counts = torch.bincount(drawn, minlength=len(VOCABULARY))
+    chi = ((counts - 20_000 * expected)[1:] ** 2 / (20_000 * expected[1:])).sum()
+    assert counts[PAD] == 0
+    assert chi < 75  # of 34 degrees of freedom: exceeded once in ten thousand
+
+
+def test_top_k_draws_from_the_likeliest_alone():
+    model = seeded(POLICY, 3)
+    g = chance()
+    asked = prompts(1, g).repeat(500, 1)
+    found = sample(model, asked, g, max_tokens=1, top_k=3, end=None)
+    likeliest = model(asked[:1])[0][0, -1].topk(3).indices
+    assert set(found.tokens[:, PROMPT_LENGTH].tolist()) == set(likeliest.tolist())
+    assert torch.isfinite(found.entropies).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"temperature": 0.0}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"max_tokens": 99}, "max_tok"),
+    ],
+)
+def test_bad_sampling_is_refused(options, name):
+    arguments = {"max_tokens": 2, **options}
+    with pytest.raises(ValueError, match=f"{name}.* is out of range"):
+        sample(seeded(POLICY, 0), prompts(1, chance()), chance(), **arguments)
+
+
+def test_best_of_n_keeps_the_best_and_fine_tuning_learns_from_it():
+    model = seeded(POLICY, 0)
+
+    def score(tokens):
+        return (tokens == encode("great")).sum(-1).float()
+
+    asked = prompts(64, chance())
+    one = score(best_of_n(model, score, asked, 1, chance(1)).tokens).mean()
+    best = best_of_n(model, score, asked, 16, chance(1))
+    assert score(best.tokens).mean() > one + 1
+    assert (best.tokens[:, :PROMPT_LENGTH] == asked).all()
+    tuned = rejection_fine_tuning(model, best, chance(), epochs=4)
+    assert score(best_of_n(tuned, score, asked, 1, chance(1)).tokens).mean() > one
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        best_of_n(model, score, asked, 0, chance())
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    """A policy that writes completions of many lengths, and a reward with some spread."""
+    model = seeded(POLICY, 0)
+    with torch.no_grad():
+        model.offset[END] = 1.5
+    return model, lambda tokens: (tokens % 3 == 0).sum(-1).float()
+
+
+@pytest.mark.parametrize("key", ALGORITHMS)
+def test_packed_loss_and_gradient_are_the_padded_ones(untrained, key):
+    reward = "rule" if key == "maxrl" else "model"
+    config = {"algorithm": key, "reward": reward, "entropy_weight": 0.01, "temperature": 0.9}
+    results = []
+    for packing in (False, True):
+        trainer = Trainer(TrainConfig(packing=packing, **config), *untrained)
+        batch, _ = trainer.rollout()
+        with torch.no_grad():
+            for parameter in trainer.policy.parameters():
+                parameter.mul_(1.05)  # ratios other than 1
+        loss, _ = trainer.loss(batch)
+        gradient = torch.autograd.grad(
+            loss, list(trainer.policy.parameters()), materialize_grads=True
+        )
+        results.append((loss.detach(), gradient))
+    assert batch.mask.float().mean() < 0.8
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    model = seeded(ModelConfig(vocabulary=9, context=8, layers=2, width=16, heads=2), 0)
+    lengths = torch.tensor([3, 1, 4])
+    tokens = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8])
+    together = model.packed(tokens, lengths)
+    alone = [model(part[None]) for part in tokens.split(lengths.tolist())]
+    for which in (0, 1):
+        expected = torch.cat([outputs[which][0] for outputs in alone])
+        torch.testing.assert_close(together[which], expected)
+
+
+# --- trainer --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "trpo"}, r"algorithm must be one of \[.*\], got 'trpo'"),
+        ({"batch_size": 100}, "group_size must be a divisor of batch_size=100, got 8"),
+        ({"minibatches": 3}, "minibatches must be a divisor of batch_size=128, got 3"),
+        ({"kl_weight": -0.1}, "kl_weight must be at least 0, got -0.1"),
+        ({"algorithm": "rloo", "group_size": 1}, "group_size must be at least 2 for 'rloo', got 1"),
+        ({"algorithm": "maxrl"}, r"reward must be 'rule' \(0 or 1\) for 'maxrl', got 'model'"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0, got 0.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"lam": 1.1}, "lam must be from 0 to 1, got 1.1"),
+        ({"target_kl": 0.0}, "target_kl must be above 0 or left out, got 0.0"),
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"reward": "human"}, "reward must be 'model' or 'rule', got 'human'"),
+        ({"algorithm": "cispo", "clip_range": 0.2}, "clip_range must be left out for 'cispo'"),
+    ],
+)
+def test_bad_settings_name_the_field(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**changes)
+
+
+def test_same_seed_gives_the_same_history_to_the_bit(untrained):
+    config = TrainConfig(steps=3, batch_size=32, seed=4)
+    one, two = (train(config, *untrained).history for _ in range(2))
+    assert one == two
+    assert train(TrainConfig(steps=3, batch_size=32, seed=5), *untrained).history != one
+
+
+def test_history_has_the_standard_metrics(untrained):
+    (metrics,) = train(TrainConfig(steps=1, batch_size=32), *untrained).history
+    names = "reward gold kl entropy clip_fraction approx_kl explained_variance length grad_norm"
+    assert set(names.split()) < set(metrics)
+    assert metrics["kl"] == pytest.approx(0, abs=1e-4)  # the policy is the reference at first
+    assert metrics["gradient_steps"] == 8
+
+
+def test_epochs_end_early_on_approximate_kl(untrained):
+    config = TrainConfig(steps=1, batch_size=32, learning_rate=0.05, target_kl=1e-3)
+    assert train(config, *untrained).history[0]["gradient_steps"] == 2
+
+
+def test_adaptive_kl_weight_moves_towards_its_target(untrained):
+    config = TrainConfig(steps=4, batch_size=32, kl_target=1e-6, kl_horizon=32)
+    weights = [metrics["kl_weight"] for metrics in train(config, *untrained).history]
+    assert weights[0] == 0.05
+    assert weights[-1] > weights[0]
+
+
+def test_kl_in_the_reward_is_paid_where_it_arises(untrained):
+    """With no score, no value head and λ = 1, an advantage is minus β times the KL to come."""
+    policy, _ = untrained
+    config = TrainConfig(lam=1.0, whiten_advantages=False, kl_weight=0.5, batch_size=16)
+    trainer = Trainer(config, policy, lambda tokens: torch.zeros(len(tokens)))
+    with torch.no_grad():
+        for parameter in trainer.policy.parameters():
+            parameter.mul_(1.1)
+        trainer.policy.value_head.weight.zero_()
+        trainer.policy.value_head.bias.zero_()
+    batch, metrics = trainer.rollout()
+    gap = torch.where(batch.mask, batch.old_log_probs - batch.ref_log_probs, 0.0)
+    to_come = gap.flip(-1).cumsum(-1).flip(-1)
+    torch.testing.assert_close(
+        batch.advantages[batch.mask], -0.5 * to_come[batch.mask], rtol=1e-4, atol=1e-5
+    )
+    assert metrics["kl"] == pytest.approx(gap.sum(-1).mean().item(), rel=1e-4)
+
+
+def test_preference_loss_is_bradley_terry():
+    chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
+    expected = (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(2))) / 2
+    assert preference_loss(chosen, rejected).item() == pytest.approx(expected)
+
+
+def test_resumed_run_has_the_same_history(untrained, tmp_path):
+    whole = train(TrainConfig(steps=4, batch_size=32), *untrained).history
+    first = Trainer(TrainConfig(steps=2, batch_size=32), *untrained)
+    for _ in first.run():
+        pass
+    first.save(tmp_path / "checkpoint.pt")
+    second = Trainer(TrainConfig(steps=4, batch_size=32), *untrained)
+    second.load(tmp_path / "checkpoint.pt")
+    for _ in second.run():
+        pass
+    assert second.history == whole
+    other = Trainer(TrainConfig(steps=4, batch_size=32, learning_rate=0.1), *untrained)
+    with pytest.raises(ValueError, match=r"learning_rate must be 0\.001 to go on from"):
+        other.load(tmp_path / "checkpoint.pt")
+
+
+def test_a_write_that_is_cut_off_leaves_the_old_file(tmp_path):
+    target = tmp_path / "file"
+    write_atomically(target, b"old")
+    code = f"""
+import os
+from pathlib import Path
+from ppo_demo.lm import trainer
+os.fsync = lambda _: os.kill(os.getpid(), 9)
+trainer.write_atomically(Path({str(target)!r}), b"new" * 1000)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert target.read_bytes() == b"old"
+    write_atomically(target, b"newer")
+    assert target.read_bytes() == b"newer"
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def start():
+    policy = supervised_start(0)
+    return policy, *train_reward_model(policy, 0)
+
+
+@pytest.mark.slow
+def test_supervised_start_writes_like_people_and_reward_model_ranks_like_gold(start):
+    policy, _, report = start
+    g = chance(7)
+    written = sample(policy, prompts(512, g), g, max_tokens=COMPLETION_LENGTH).tokens
+    assert (faults(written) > 0).float().mean() < 0.15
+    assert gold_reward(written).mean() == pytest.approx(-0.2, abs=0.3)
+    assert report.accuracy > 0.9
+    assert report.correlation > 0.8
+
+
+@pytest.mark.slow
+def test_ppo_learns_and_without_kl_it_over_optimises(start):
+    policy, reward_model, _ = start
+    held = train(TrainConfig(), policy, reward_model).history
+    free = train(TrainConfig(kl_weight=0.0), policy, reward_model).history
+    late = {
+        name: [np.mean([m[name] for m in run[-5:]]) for run in (held, free)]
+        for name in ("reward", "gold", "kl")
+    }
+    assert held[0]["gold"] < 0.2
+    assert late["gold"][0] > 0.9
+    assert late["reward"][1] > late["reward"][0]  # the proxy is higher …
+    assert late["gold"][1] < late["gold"][0] - 1  # … and what it stands for lower
+    assert late["kl"][1] > 2 * late["kl"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ALGORITHMS)
+def test_every_row_learns_the_rule(start, key):
+    policy, reward_model, _ = start
+    # Without a ratio, nothing corrects for steps off-policy: one pass, as many steps.
+    passes = {"epochs": 1, "minibatches": 8} if ALGORITHMS[key].ratio == "none" else {}
+    config = TrainConfig(algorithm=key, reward="rule", **passes)
+    history = train(config, policy, reward_model).history
+    assert history[0]["rule"] < 0.2
+    assert np.mean([m["rule"] for m in history[-5:]]) > 0.75
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "ppo_demo", "train", *arguments]
+
+
+@pytest.mark.slow
+def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path):
+    options = ["--algorithm", "grpo", "--steps", "12", "--threads", "1", "--checkpoint-every", "3"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    subprocess.run(command(*options, "--output", str(whole)), check=True, capture_output=True)
+    parts.mkdir()
+    (parts / "start-0.pt").write_bytes((whole / "start-0.pt").read_bytes())
+
+    # Killed outright once a checkpoint is there, then interrupted, then run to the end.
+    run = subprocess.Popen(command(*options, "--output", str(parts)), stdout=subprocess.DEVNULL)
+    for _ in itertools.repeat(None, 600):
+        if (parts / "checkpoint.pt").exists() or run.poll() is not None:
+            break
+        time.sleep(0.05)
+    run.kill()
+    run.wait()
+    resume = command(*options, "--output", str(parts), "--resume")
+    run = subprocess.Popen(resume, stdout=subprocess.PIPE, text=True)
+    time.sleep(3.5)
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate()
+    assert run.returncode == 0
+    assert "history.json, curves.svg and checkpoint.pt are in" in out
+    subprocess.run(resume, check=True, capture_output=True)
+
+    one, two = (json.loads((p / "history.json").read_text()) for p in (whole, parts))
+    assert one == two
+    assert len(one["history"]) == 12
+    assert "<svg" in (whole / "curves.svg").read_text()
+    again = subprocess.run(
+        command(*options, "--output", str(whole)), capture_output=True, text=True
+    )
+    assert again.returncode != 0
+    assert "holds a run already" in again.stderr
+
+
+def test_command_line_errors_name_the_field(tmp_path):
+    for options, message in (
+        (["--algorithm", "grop"], "algorithm must be one of"),
+        (["--algorithm", "rloo", "--group-size", "1"], "group_size must be at least 2 for 'rloo'"),
+        (["--resume"], "--resume needs a checkpoint"),
+        (["--learning-rat", "1"], "learning-rat"),
+    ):
+        result = subprocess.run(
+            command(*options, "--output", str(tmp_path / "run")),
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        assert result.returncode != 0
+        assert message in result.stderr + result.stdout
