@@ -61,6 +61,14 @@ def benchmark(session: nox.Session) -> None:
 
 
 @nox.session
+def speed(session: nox.Session) -> None:
+    """Measure an iteration of reinforcement learning against TRL's, in turn in one run."""
+    install(session, "-e", ".", "pytest", "trl")
+    chosen = ["tests/benchmarks", "-o", "python_files=speed_*.py", "-o", "filterwarnings=default"]
+    session.run("pytest", "-s", "--noconftest", "-o", "pythonpath=", *chosen, *session.posargs)
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """Hold values and gradients against stable-baselines3, torchrl and TRL."""
     peers = ["stable-baselines3", "torchrl", "trl"]

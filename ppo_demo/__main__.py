@@ -1,15 +1,19 @@
 """`python -m ppo_demo train …`: train a small language model with any algorithm of the table."""
 
 import io
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
 from tqdm import tqdm
 
 from ppo_demo.figures import COLORS, new_figure, style
+from ppo_demo.lm import effects
 from ppo_demo.lm.corpus import COMPLETION_LENGTH, decode, prompts
 from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import (
@@ -145,18 +149,48 @@ def sample_line(trainer: Trainer) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the command line and do what it says."""
+    commands: dict[str, Callable[..., Any]] = {
+        "train": train_command,
+        "effects": effects_command,
+    }
     try:
-        chosen = tyro.extras.subcommand_cli_from_dict(
-            {"train": train_command}, args=arguments, prog="python -m ppo_demo"
-        )
+        tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="python -m ppo_demo")
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
-    return chosen
 
 
 def train_command(arguments: Annotated[TrainArguments, tyro.conf.arg(name="")]) -> None:
     """Train a policy: supervised start, reward model, then reinforcement learning."""
     train(arguments)
+
+
+def effects_command(seeds: int = 5, workers: int = 2, save: bool = False) -> None:
+    """Measure the effects that the book describes over seeds, and print them as tables.
+
+    Parameters
+    ----------
+    seeds : int
+        How many seeds; each takes some two minutes.
+    workers : int
+        Processes, of one thread each.
+    save : bool
+        Keep the results in the package; the book prints them.
+    """
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        studies = list(pool.map(effects.one_thread, range(seeds)))
+    if save:
+        effects.save(studies)
+    print("\nTraining on the reward model")
+    columns = ["reward", "gold", "kl", "length"]
+    print(effects.table(studies, [run.label for run in effects.RUNS], columns))
+    print("\nBest-of-n; kl is the bound log n - (n - 1)/n")
+    print(effects.table(studies, [f"best of {n}" for n in effects.SIZES], ["reward", "gold", "kl"]))
+    print("\nEvery row of the table, on the rule's reward")
+    rows = [label for label in studies[0] if label.startswith("rule: ")]
+    print(effects.table(studies, rows, ["rule", "gold", "kl", "length"]))
+    print(f"\nSeeds of {seeds} on which it holds")
+    for claim, count in effects.claims(studies).items():
+        print(f"  {count}  {claim}")
 
 
 if __name__ == "__main__":

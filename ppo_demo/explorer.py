@@ -374,6 +374,11 @@ class Explorer:
             offsets = (to_x - zero_x, to_y - zero_y)
             moves.append([element.get("id"), *(_encode(o, COORDINATE_DECIMALS) for o in offsets)])
         for gid, width in channels.widths.items():
+            if gid not in channels.curves:
+                raise ValueError(
+                    f"width {gid!r} of explorer {self.name!r} must be that of one of its curves "
+                    f"{sorted(channels.curves)}"
+                )
             element = next(e for e in root.iter() if e.get("id") == f"{self.name}-{gid}")
             style = re.sub(r"stroke-width: [\d.]+;? ?", "", element.get("style", ""))
             element.set("style", style)  # a style would win over the attribute

@@ -166,7 +166,7 @@ def test_misspelt_dependency_is_refused(book):
     conf.write_text(conf.read_text().replace('"constraints.txt"', '"constrains.txt"'))
     result = build(book, book / "_build/html")
     assert result.returncode != 0
-    assert "execution_depends must match files below" in result.stderr
+    assert "execution_depends: patterns must match files below" in result.stderr
 
 
 def test_quiz_with_maths_and_code_renders(book):

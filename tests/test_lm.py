@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ppo_demo.lm import coins, pitfalls
+from ppo_demo.lm import coins, corpus, pitfalls
 from ppo_demo.lm.model import ModelConfig, PolicyValueModel
 from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_losses, ppo_step
 
@@ -116,13 +116,15 @@ def test_bad_model_sizes_are_refused(sizes, message):
         ModelConfig(**{"vocabulary": 5, "context": 5, **sizes})
 
 
-def test_completions_end_with_the_end_token_and_then_padding():
-    tokens = coins.sample(coins.new_model(0), 200, torch.Generator().manual_seed(0))
+def test_coins_are_counted_in_the_completion_alone():
+    model = coins.new_model(0)
+    rollout = coins.rollout(model, model, 200, torch.Generator().manual_seed(0))
+    tokens = rollout.batch.tokens
     assert tokens.shape == (200, coins.PROMPT_LENGTH + coins.COMPLETION_LENGTH)
-    completions = tokens[:, coins.PROMPT_LENGTH :]
-    ended = (completions == coins.END).cumsum(1) - (completions == coins.END).int()
-    assert ((completions == coins.PAD) == (ended > 0)).all()
-    assert 0 < (completions == coins.PAD).float().mean() < 1
+    counts = (tokens[:, coins.PROMPT_LENGTH :] == coins.COIN).sum(-1)
+    assert rollout.rewards.tolist() == counts.tolist()
+    assert (tokens[:, : coins.PROMPT_LENGTH] == coins.COIN).any()
+    assert (coins.PAD, coins.END) == (corpus.PAD, corpus.END)
 
 
 @pytest.fixture(scope="module", params=range(5))

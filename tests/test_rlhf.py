@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ppo_demo.algorithms import ALGORITHMS
-from ppo_demo.lm import corpus
+from ppo_demo.lm import corpus, effects
 from ppo_demo.lm.bestofn import best_of_n, rejection_fine_tuning
 from ppo_demo.lm.corpus import (
     COMPLETION_LENGTH,
@@ -389,6 +389,27 @@ def test_every_row_learns_the_rule(start, key):
     history = train(config, policy, reward_model).history
     assert history[0]["rule"] < 0.2
     assert np.mean([m["rule"] for m in history[-5:]]) > 0.75
+
+
+# --- the study over seeds -------------------------------------------------------------------------
+
+
+def test_stored_study_was_made_by_the_present_code():
+    record = json.loads(effects.STORED.read_text(encoding="utf-8"))
+    assert record["sources"] == effects.sources(), "run `python -m ppo_demo effects --save`"
+    assert len(record["studies"]) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["PPO, lr 1e-3, β 0", "rule: GRPO"])
+def test_stored_study_can_be_repeated(start, label):
+    """Within what another processor's rounding may do to a chaotic run: the same effect."""
+    policy, reward_model, _ = start
+    run = next((r for r in effects.RUNS if r.label == label), effects.by_rule("grpo"))
+    found, stored = effects.measure(run, 0, policy, reward_model), effects.load()[0][label]
+    assert found["reward"] == pytest.approx(stored["reward"], abs=0.5)
+    assert found["rule"] == pytest.approx(stored["rule"], abs=0.2)
+    assert (found["gold"] < -1) == (stored["gold"] < -1)
 
 
 def command(*arguments):

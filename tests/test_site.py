@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from ppo_demo.labs import clipping_lab, policy_update_lab
 
-PAGES = ["index.html", "ppo.html", "variants.html", "references.html"]
+PAGES = ["index.html", "ppo.html", "variants.html", "rlhf.html", "references.html"]
 LABS = {"lab-a": policy_update_lab(), "lab-b": clipping_lab()}
 
 # Ten grid points a lab: the corners, and some of the inside.
@@ -251,7 +251,7 @@ def test_quiz_by_keyboard_alone(open_page):
     expect(score(page)).to_have_text("Answered 0/5 · Correct 0/5")
 
 
-@pytest.mark.parametrize("path", ["index.html", "ppo.html", "variants.html"])
+@pytest.mark.parametrize("path", ["index.html", "ppo.html", "variants.html", "rlhf.html"])
 def test_every_page_ends_with_a_self_check(open_page, path):
     page = open_page(path)
     expect(page.locator("section").filter(has=page.locator("fieldset.quiz")).last).to_contain_text(

@@ -5,7 +5,6 @@ outputs in place, so the cache's folder is named after a digest of everything el
 outputs depend on; a change of it is a change of configuration, and every page runs again.
 """
 
-import hashlib
 import re
 import shutil
 from pathlib import Path
@@ -17,34 +16,19 @@ from sphinx.config import Config
 from sphinx.errors import ConfigError
 from sphinx.util import logging
 
+from ppo_demo.provenance import digest
+
 logger = logging.getLogger(__name__)
-
-
-def digest(root: Path, patterns: list[str]) -> str:
-    """Return a digest of the names and contents of the files that match.
-
-    Raises
-    ------
-    ConfigError
-        If a pattern matches no file: a misspelt one would guard nothing.
-    """
-    state = hashlib.sha256()
-    for pattern in patterns:
-        found = [p for p in root.glob(pattern) if p.is_file() and "__pycache__" not in p.parts]
-        if not found:
-            raise ConfigError(f"execution_depends must match files below {root}, got {pattern!r}")
-        for path in sorted(found):
-            content = path.read_bytes()
-            state.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
-            state.update(content)
-    return state.hexdigest()[:16]
 
 
 def choose_cache(app: Sphinx, config: Config) -> None:
     """Point myst-nb at the cache of the present sources; drop those of earlier ones."""
     root = Path(app.srcdir, config.execution_root)
     caches = Path(app.outdir).parent / ".jupyter_cache"
-    current = caches / digest(root, config.execution_depends)
+    try:
+        current = caches / digest(root, config.execution_depends)
+    except ValueError as error:
+        raise ConfigError(f"execution_depends: {error}") from None
     for stale in caches.glob("*"):
         if stale != current:
             shutil.rmtree(stale)

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from ppo_demo.advantages import whiten
 from ppo_demo.lm.model import ModelConfig, PolicyValueModel
+from ppo_demo.lm.rollout import Completions, sample
 from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_step
 
+# Padding and end are tokens 0 and 1, as in the corpus of reviews: one sampler serves both.
 VOCABULARY = ("<pad>", "<end>", "bot", "runs", "jumps", "coin", "over", "gap", "and", "rests")
 PAD, END, COIN = (VOCABULARY.index(word) for word in ("<pad>", "<end>", "coin"))
 PROMPT_LENGTH, COMPLETION_LENGTH = 3, 8
@@ -39,12 +41,13 @@ def new_model(seed: int) -> PolicyValueModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         context = PROMPT_LENGTH + COMPLETION_LENGTH
-        return PolicyValueModel(ModelConfig(len(VOCABULARY), context, layers=1, width=32))
+        return PolicyValueModel(
+            ModelConfig(len(VOCABULARY), context, layers=1, width=32, padding=PAD)
+        )
 
 
-@torch.no_grad()
-def sample(model: PolicyValueModel, count: int, generator: torch.Generator) -> Tensor:
-    """Write completions to random prompts, token by token.
+def write(model: PolicyValueModel, count: int, generator: torch.Generator) -> Completions:
+    """Write completions to random prompts.
 
     Parameters
     ----------
@@ -57,19 +60,12 @@ def sample(model: PolicyValueModel, count: int, generator: torch.Generator) -> T
 
     Returns
     -------
-    int64 tensor, shape (count, PROMPT_LENGTH + COMPLETION_LENGTH)
-        Prompt, completion up to the end token, padding.
+    Completions
+        Of PROMPT_LENGTH + COMPLETION_LENGTH tokens.
     """
     size = (count, PROMPT_LENGTH)
-    tokens = torch.randint(END + 1, len(VOCABULARY), size, generator=generator)
-    done = torch.zeros(count, dtype=torch.bool)
-    for _ in range(COMPLETION_LENGTH):
-        logits = model(tokens)[0][:, -1]
-        logits[:, PAD] = -torch.inf
-        word = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
-        tokens = torch.cat([tokens, torch.where(done, PAD, word)[:, None]], dim=1)
-        done |= word == END
-    return tokens
+    prompts = torch.randint(END + 1, len(VOCABULARY), size, generator=generator)
+    return sample(model, prompts, generator, max_tokens=COMPLETION_LENGTH, end=END)
 
 
 @torch.no_grad()
@@ -99,9 +95,8 @@ def rollout(
     Rollout
         The batch with its rewards.
     """
-    tokens = sample(model, count, generator)
-    mask = tokens[:, 1:] != PAD
-    mask[:, : PROMPT_LENGTH - 1] = False
+    written = write(model, count, generator)
+    tokens, mask = written.tokens, written.mask
     rewards = ((tokens[:, 1:] == COIN) & mask).sum(-1).float()
     advantages = whiten(rewards, torch.ones_like(rewards))
     old_logits, _ = model(tokens)
