@@ -1,6 +1,5 @@
 """The small RLHF system: corpus, sampler, packing, trainer, command line."""
 
-import itertools
 import json
 import math
 import os
@@ -416,9 +415,18 @@ def command(*arguments):
     return [sys.executable, "-m", "ppo_demo", "train", *arguments]
 
 
+def wait_until(condition, run):
+    """Wait for a running command to come so far; a minute at most."""
+    for _ in range(1200):
+        if condition() or run.poll() is not None:
+            break
+        time.sleep(0.05)
+    assert run.poll() is None, "the command ended before it was stopped"
+
+
 @pytest.mark.slow
 def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path):
-    options = ["--algorithm", "grpo", "--steps", "12", "--threads", "1", "--checkpoint-every", "3"]
+    options = ["--algorithm", "grpo", "--steps", "40", "--threads", "1", "--checkpoint-every", "4"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     subprocess.run(command(*options, "--output", str(whole)), check=True, capture_output=True)
     parts.mkdir()
@@ -426,24 +434,24 @@ def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path):
 
     # Killed outright once a checkpoint is there, then interrupted, then run to the end.
     run = subprocess.Popen(command(*options, "--output", str(parts)), stdout=subprocess.DEVNULL)
-    for _ in itertools.repeat(None, 600):
-        if (parts / "checkpoint.pt").exists() or run.poll() is not None:
-            break
-        time.sleep(0.05)
+    checkpoint = parts / "checkpoint.pt"
+    wait_until(checkpoint.exists, run)
     run.kill()
     run.wait()
+    killed_at = checkpoint.stat().st_mtime_ns
     resume = command(*options, "--output", str(parts), "--resume")
     run = subprocess.Popen(resume, stdout=subprocess.PIPE, text=True)
-    time.sleep(3.5)
+    wait_until(lambda: checkpoint.stat().st_mtime_ns != killed_at, run)
     run.send_signal(signal.SIGINT)
     out, _ = run.communicate()
     assert run.returncode == 0
+    assert "stopped after" in out
     assert "history.json, curves.svg and checkpoint.pt are in" in out
     subprocess.run(resume, check=True, capture_output=True)
 
     one, two = (json.loads((p / "history.json").read_text()) for p in (whole, parts))
     assert one == two
-    assert len(one["history"]) == 12
+    assert len(one["history"]) == 40
     assert "<svg" in (whole / "curves.svg").read_text()
     again = subprocess.run(
         command(*options, "--output", str(whole)), capture_output=True, text=True
