@@ -1,11 +1,14 @@
 """`python -m ppo_demo train …`: train a small language model with any algorithm of the table."""
 
 import io
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -119,24 +122,46 @@ def train(arguments: TrainArguments) -> None:
     if arguments.resume:
         trainer.load(checkpoint)
     done = len(trainer.history)
-    try:
-        with tqdm(total=config.steps, initial=done, unit="batch", dynamic_ncols=True) as bar:
-            for metrics in trainer.run():
-                bar.update()
-                shown = {k: f"{metrics[k]:.2f}" for k in ("reward", "gold", "kl")}
-                bar.set_postfix(shown)
-                done = len(trainer.history)
-                if done % arguments.show_every == 0 or done == config.steps:
-                    bar.write(f"  {done}: {sample_line(trainer)}")
-                if done % arguments.checkpoint_every == 0:
-                    trainer.save(checkpoint)
-    except KeyboardInterrupt:
-        print(f"stopped after {len(trainer.history)} batches; --resume goes on")
+    with (
+        finish_on_interrupt() as interrupted,
+        tqdm(total=config.steps, initial=done, unit="batch", dynamic_ncols=True) as bar,
+    ):
+        for metrics in trainer.run():
+            bar.update()
+            bar.set_postfix({k: f"{metrics[k]:.2f}" for k in ("reward", "gold", "kl")})
+            done = len(trainer.history)
+            if done % arguments.show_every == 0 or done == config.steps:
+                bar.write(f"  {done}: {sample_line(trainer)}")
+            if done % arguments.checkpoint_every == 0:
+                trainer.save(checkpoint)
+            if interrupted:
+                bar.write(f"stopped after {done} batches; --resume goes on")
+                break
     trainer.save(checkpoint)
     write_history(folder / "history.json", config, trainer.history)
     if trainer.history:
         draw(trainer.history, folder / "curves.svg")
     print(f"history.json, curves.svg and checkpoint.pt are in {folder}")
+
+
+@contextmanager
+def finish_on_interrupt() -> Iterator[list[int]]:
+    """Collect a Ctrl-C, so that a batch under way is finished; the second one breaks off.
+
+    A checkpoint in the middle of a batch would go on differently.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received:
+            signal.default_int_handler(number, frame)
+        received.append(number)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def sample_line(trainer: Trainer) -> str:

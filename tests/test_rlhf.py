@@ -399,6 +399,23 @@ def test_stored_study_was_made_by_the_present_code():
     assert len(record["studies"]) == 5
 
 
+def test_what_the_page_says_of_the_study_holds():
+    studies = effects.load()
+    assert list(effects.claims(studies).values()) == [5, 0, 4, 3, 3, 5, 4, 5]
+    plain, ppo = "plain gradient, lr 1e-3", "PPO, lr 1e-3, β 0.05"
+    assert all(s[plain]["gold"] < s[ppo]["gold"] for s in studies)
+    assert all(s[plain]["length"] < s[ppo]["length"] for s in studies)
+    for key in ALGORITHMS:
+        label = f"rule: {ALGORITHMS[key].name}"
+        assert all(s[label]["rule"] > 0.85 for s in studies), label
+        far = np.mean([s[label]["kl"] for s in studies])
+        assert (far > 9) == (ALGORITHMS[key].kl == "none"), label
+    kl = {label: np.mean([s[label]["kl"] for s in studies]) for label in (ppo, "best of 64")}
+    gold = {label: np.mean([s[label]["gold"] for s in studies]) for label in kl}
+    assert kl["best of 64"] < 0.55 * kl[ppo]
+    assert gold["best of 64"] == pytest.approx(gold[ppo], abs=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ["PPO, lr 1e-3, β 0", "rule: GRPO"])
 def test_stored_study_can_be_repeated(start, label):
