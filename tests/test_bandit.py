@@ -56,6 +56,26 @@ def test_the_clip_does_not_bound_the_ratio():
     assert (path[1:] == path[1]).all()
 
 
+def test_kl_term_pulls_back_to_the_bumper_and_large_steps_leave_it_again():
+    path = simulate(1.3, clip_range=0.2, kl_weight=0.3, updates=200)
+    steps = np.diff(path[1:])
+    outside = path[1:-1] > 1.2
+    assert (steps[outside] < 0).all()  # the cord alone
+    assert (steps[~outside] > 0.2).all()  # one push, far out
+    assert 0 < (~outside).sum() < outside.sum()
+    assert path[2:].max() > path[1]
+    settled = simulate(0.01, clip_range=0.2, kl_weight=0.3, updates=5000)[-200:]
+    assert abs(settled - 1.2).max() < 0.005
+
+
+def test_a_tenfold_spike_stops_at_the_first_ratio_beyond_the_bumper():
+    path = simulate(0.8, clip_range=0.2)
+    beyond = int(np.argmax(path > 1.2))
+    assert path[beyond - 1] <= 1.2
+    assert (path[beyond:] == path[beyond]).all()
+    assert simulate(0.8)[-1] > 1.8
+
+
 def test_kl_weight_balances_at_its_logit():
     for kl_weight in (1, 3, 10):
         ratio = simulate(0.2, kl_weight=kl_weight, updates=400)[-1]
