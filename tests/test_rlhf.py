@@ -479,7 +479,7 @@ def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path):
 
 def test_command_line_errors_name_the_field(tmp_path):
     for options, message in (
-        (["--algorithm", "grop"], "algorithm must be one of"),
+        (["--algorithm", "nonesuch"], "algorithm must be one of"),
         (["--algorithm", "rloo", "--group-size", "1"], "group_size must be at least 2 for 'rloo'"),
         (["--resume"], "--resume needs a checkpoint"),
         (["--learning-rat", "1"], "learning-rat"),
