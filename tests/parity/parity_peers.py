@@ -49,6 +49,11 @@ def gradients(loss, module):
     return [gradient.detach() for gradient in found]
 
 
+def same_value_and_gradients(ours, theirs, module):
+    torch.testing.assert_close(ours, theirs, **TIGHT)
+    torch.testing.assert_close(gradients(ours, module), gradients(theirs, module), **TIGHT)
+
+
 # --- GAE ----------------------------------------------------------------------------------------
 
 ROWS, TIME = 5, 7
@@ -373,9 +378,7 @@ def test_each_loss_of_trl(name, kl, tmp_path):
         ref_log_probs=inputs["ref_per_token_logps"],
         **arguments,
     )
-    torch.testing.assert_close(ours, theirs, **TIGHT)
-    for a, b in zip(gradients(ours, trainer.model), gradients(theirs, trainer.model), strict=True):
-        torch.testing.assert_close(a, b, **TIGHT)
+    same_value_and_gradients(ours, theirs, trainer.model)
 
 
 def test_trl_clip_ratio_is_our_clip_fraction(tmp_path):
@@ -429,9 +432,7 @@ def test_rloo_loss_against_trl(tmp_path):
         inputs["advantages"][:, None],
         COMPLETION_MASK,
     )
-    torch.testing.assert_close(ours, theirs, **TIGHT)
-    for a, b in zip(gradients(ours, trainer.model), gradients(theirs, trainer.model), strict=True):
-        torch.testing.assert_close(a, b, **TIGHT)
+    same_value_and_gradients(ours, theirs, trainer.model)
 
 
 REWARDS = [1.0, 0.0, 0.3, 0.7]
