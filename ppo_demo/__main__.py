@@ -208,7 +208,7 @@ def effects_command(seeds: int = 5, workers: int = 2, save: bool = False) -> Non
     print("\nTraining on the reward model")
     columns = ["reward", "gold", "kl", "length"]
     print(effects.table(studies, [run.label for run in effects.RUNS], columns))
-    print("\nBest-of-n; kl is the bound log n - (n - 1)/n")
+    print("\nBest-of-n by the reward model")
     print(effects.table(studies, [f"best of {n}" for n in effects.SIZES], ["reward", "gold", "kl"]))
     print("\nEvery row of the table, on the rule's reward")
     rows = [label for label in studies[0] if label.startswith("rule: ")]

@@ -229,3 +229,48 @@ def best_of_n_kl_bound(n: Array) -> Array:
     require("n", n, n >= 1, "at least 1")
     xp, n = as_arrays(n)
     return xp.log(n) - (n - 1) / n
+
+
+def best_of_n_log_ratio(below: Array, probability: Array, n: int) -> Array:
+    r"""Log-ratio of best-of-n and the policy that it samples, for one completion.
+
+    .. math:: \log \frac{\pi_n(y)}{\pi(y)}
+              = \log \frac{\big(F(y) + \pi(y)\big)^n - F(y)^n}{\pi(y)}
+
+    The best of n is y if none of the n scores above y and not all score below it. The mean of
+    this over completions of best-of-n is its KL divergence from the policy, at most
+    `best_of_n_kl_bound` (Beirami et al. 2024).
+
+    Parameters
+    ----------
+    below : array
+        F, the probability under the policy of a completion that scores lower; from 0 to 1.
+    probability : array, same shape
+        π, the policy's probability of the completion itself; above 0. Different completions
+        score differently.
+    n : int
+        Samples of which the best is kept, at least 1.
+
+    Returns
+    -------
+    array, same shape
+        At most log n; for n = 1 it is 0.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range or the two probabilities add up to more than 1.
+    """
+    require("n", n, n >= 1, "at least 1")
+    xp, below, probability = as_arrays(below, probability)
+    require_floats(below=below, probability=probability)
+    require_shape(below.shape, probability=probability)
+    require("below", below, xp.all((below >= 0) & (below <= 1)), "from 0 to 1")
+    require("probability", probability, xp.all(probability > 0), "above 0")
+    total = below + probability
+    slack = 8 * xp.finfo(total.dtype).eps
+    require("below + probability", total, xp.all(total <= 1 + slack), "at most 1")
+    # The difference of powers without cancellation: a completion is one of very many.
+    share = xp.clip(probability / total, None, 1 - xp.finfo(total.dtype).eps)
+    rest = -xp.expm1(n * xp.log1p(-share))
+    return n * xp.log(total) + xp.log(rest) - xp.log(probability)

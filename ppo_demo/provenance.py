@@ -3,6 +3,24 @@
 import hashlib
 from pathlib import Path
 
+TRAINING = [
+    "_arrays.py",
+    "advantages.py",
+    "aggregation.py",
+    "algorithms.py",
+    "diagnostics.py",
+    "divergences.py",
+    "surrogates.py",
+    "lm/bestofn.py",
+    "lm/corpus.py",
+    "lm/model.py",
+    "lm/pretrain.py",
+    "lm/rollout.py",
+    "lm/step.py",
+    "lm/trainer.py",
+]
+"""What the numbers of a training run depend on, in the package."""
+
 
 def digest(root: Path, patterns: list[str]) -> str:
     """Return a digest of the names and contents of the files that match.

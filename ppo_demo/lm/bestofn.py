@@ -1,12 +1,13 @@
 """Choosing instead of training: best-of-n sampling and rejection-sampling fine-tuning."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ppo_demo.aggregation import masked_mean
+from ppo_demo.divergences import best_of_n_log_ratio
 from ppo_demo.lm.corpus import COMPLETION_LENGTH
 from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.rollout import Completions, sample
@@ -53,6 +54,54 @@ def best_of_n(
     best = score(written.tokens).view(-1, n).argmax(-1)
     rows = torch.arange(len(prompts)) * n + best
     return written.rows(rows)
+
+
+def best_of_n_kl(
+    policy: PolicyValueModel,
+    score: Callable[[Tensor], Tensor],
+    prompts: Tensor,
+    sizes: Sequence[int],
+    generator: torch.Generator,
+    *,
+    samples: int = 4096,
+) -> list[float]:
+    """Measure the KL divergence of best-of-n from the policy that it samples.
+
+    Completions of the policy stand for those of best-of-n, weighted by the ratio of the two.
+    Their probabilities are the policy's own, so equal texts are seen for what they are; only how
+    many score lower is an estimate.
+
+    Parameters
+    ----------
+    policy, score
+        As for `best_of_n`.
+    prompts : int64 tensor, shape (count, prompt)
+        The divergence is the mean over them.
+    sizes : sequence of int
+        Values of n, far below `samples`.
+    generator : torch.Generator
+        Source of chance.
+    samples : int
+        Completions of each prompt.
+
+    Returns
+    -------
+    list of float
+        For each size, in nats a completion.
+    """
+    found = []
+    for prompt in prompts:
+        asked = prompt.expand(samples, -1)
+        written = sample(policy, asked, generator, max_tokens=COMPLETION_LENGTH)
+        scores = score(written.tokens).double()
+        ranked = scores.sort().values
+        own = written.log_probs.double().sum(-1).exp()
+        below = torch.searchsorted(ranked, scores) / samples
+        below = torch.minimum(below.double(), 1 - own)
+        logs = [best_of_n_log_ratio(below, own, n) for n in sizes]
+        weights = [log.exp() / log.exp().sum() for log in logs]
+        found.append([(w * log).sum().item() for w, log in zip(weights, logs, strict=True)])
+    return torch.tensor(found).mean(0).tolist()
 
 
 def rejection_fine_tuning(

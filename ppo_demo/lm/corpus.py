@@ -93,6 +93,12 @@ def encode(text: str) -> Tensor:
     return torch.tensor([VOCABULARY.index(word) for word in text.split()])
 
 
+def all_prompts() -> Tensor:
+    """Return every prompt, "the" and a subject; shape (subjects, 2)."""
+    chosen = torch.tensor([VOCABULARY.index(subject) for subject in WORDS["subject"]])
+    return torch.stack([torch.full_like(chosen, THE), chosen], dim=1)
+
+
 def prompts(count: int, generator: torch.Generator) -> Tensor:
     """Draw prompts: "the" and a subject.
 
@@ -108,10 +114,8 @@ def prompts(count: int, generator: torch.Generator) -> Tensor:
     int64 tensor, shape (count, 2)
         Token ids.
     """
-    subjects = WORDS["subject"]
-    first = VOCABULARY.index(subjects[0])
-    chosen = first + torch.randint(len(subjects), (count,), generator=generator)
-    return torch.stack([torch.full_like(chosen, THE), chosen], dim=1)
+    every = all_prompts()
+    return every[torch.randint(len(every), (count,), generator=generator)]
 
 
 def sentences(count: int, generator: torch.Generator) -> Tensor:

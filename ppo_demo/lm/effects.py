@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from ppo_demo.algorithms import ALGORITHMS, Algorithm
-from ppo_demo.divergences import best_of_n_kl_bound
-from ppo_demo.lm.bestofn import best_of_n
-from ppo_demo.lm.corpus import gold_reward, prompts, rule_reward
+from ppo_demo.lm.bestofn import best_of_n, best_of_n_kl
+from ppo_demo.lm.corpus import all_prompts, gold_reward, prompts, rule_reward
 from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import RewardModel, supervised_start, train_reward_model
 from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
-from ppo_demo.provenance import digest
+from ppo_demo.provenance import TRAINING, digest
 
 STORED = Path(__file__).with_name("effects.json")
 """The study that the book's tables are printed from."""
@@ -30,19 +30,6 @@ UNCLIPPED = replace(ALGORITHMS["ppo"], name="unclipped", clip="none", clip_range
 """PPO's importance weighting without its clip."""
 LAST = 5
 """Results are means over this many last batches."""
-
-
-SOURCES = [
-    "_arrays.py",
-    "advantages.py",
-    "aggregation.py",
-    "algorithms.py",
-    "diagnostics.py",
-    "divergences.py",
-    "surrogates.py",
-    "lm/*.py",
-]
-"""What the study's numbers depend on, in the package."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,7 @@ def by_rule(key: str) -> Run:
     return Run(row.name, {"algorithm": key, "reward": "rule", **passes})
 
 
-SIZES = (1, 4, 16, 64)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Of best-of-n."""
 
 
@@ -116,8 +103,8 @@ def measure(
         ``reward``, ``gold``, ``rule``, ``kl``, ``length`` and ``best_gold``, the highest gold
         reward of any batch.
     """
-    settings: dict[str, object] = {"seed": seed, **run.settings}
-    config = TrainConfig(**settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"seed": seed, **run.settings}
+    config = TrainConfig(**settings)
     history = train(config, policy, reward_model, run.algorithm).history
     names = ("reward", "gold", "rule", "kl", "length")
     found = {name: mean(m[name] for m in history[-LAST:]) for name in names}
@@ -125,14 +112,14 @@ def measure(
 
 
 def choose(
-    n: int, seed: int, policy: PolicyValueModel, reward_model: RewardModel, count: int = 512
-) -> dict[str, float]:
-    """Measure best-of-n by the reward model; its KL is the bound on it.
+    seed: int, policy: PolicyValueModel, reward_model: RewardModel, count: int = 512
+) -> dict[str, dict[str, float]]:
+    """Measure best-of-n by the reward model, for all `SIZES`.
 
     Parameters
     ----------
-    n, seed : int
-        Samples of which the best is kept, and the seed of the sampling.
+    seed : int
+        Of the sampling.
     policy, reward_model
         From `start`.
     count : int
@@ -140,17 +127,21 @@ def choose(
 
     Returns
     -------
-    dict of str to float
-        ``reward``, ``gold``, ``rule`` and ``kl``.
+    dict of str to dict
+        ``reward``, ``gold``, ``rule`` and ``kl`` by label, ``best of n``.
     """
     generator = torch.Generator().manual_seed(seed)
-    chosen = best_of_n(policy, reward_model, prompts(count, generator), n, generator).tokens
-    return {
-        "reward": reward_model(chosen).mean().item(),
-        "gold": gold_reward(chosen).mean().item(),
-        "rule": rule_reward(chosen).mean().item(),
-        "kl": float(best_of_n_kl_bound(n)),
-    }
+    divergences = best_of_n_kl(policy, reward_model, all_prompts(), SIZES, generator)
+    found = {}
+    for n, kl in zip(SIZES, divergences, strict=True):
+        chosen = best_of_n(policy, reward_model, prompts(count, generator), n, generator).tokens
+        found[f"best of {n}"] = {
+            "reward": reward_model(chosen).mean().item(),
+            "gold": gold_reward(chosen).mean().item(),
+            "rule": rule_reward(chosen).mean().item(),
+            "kl": kl,
+        }
+    return found
 
 
 def study(seed: int, progress: Callable[[str], None] = print) -> dict[str, dict[str, float]]:
@@ -174,9 +165,8 @@ def study(seed: int, progress: Callable[[str], None] = print) -> dict[str, dict[
     for run in (*RUNS, *(by_rule(key) for key in ALGORITHMS)):
         progress(f"seed {seed}: {run.label}")
         found[run.label if run in RUNS else f"rule: {run.label}"] = measure(run, seed, *begun)
-    for n in SIZES:
-        found[f"best of {n}"] = choose(n, seed, *begun)
-    return found
+    progress(f"seed {seed}: best of n")
+    return found | choose(seed, *begun)
 
 
 def one_thread(seed: int) -> dict[str, dict[str, float]]:
@@ -187,7 +177,7 @@ def one_thread(seed: int) -> dict[str, dict[str, float]]:
 
 def sources() -> str:
     """Return the digest of the code that a study depends on."""
-    return digest(Path(__file__).parent.parent, SOURCES)
+    return digest(Path(__file__).parent.parent, [*TRAINING, "lm/effects.py"])
 
 
 def save(studies: list[dict[str, dict[str, float]]]) -> None:
