@@ -1,0 +1,334 @@
+"""Many training runs over a grid, on all cores or on a cluster: `python -m ppo_demo sweep`.
+
+Each run is one task with one thread, so its numbers do not depend on how many run beside it, nor
+on where or in what order. Finished runs are kept one by one in a folder; a sweep that was stopped
+goes on with those that are missing.
+"""
+
+import hashlib
+import io
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import joblib
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from ppo_demo.lm.corpus import COMPLETION_LENGTH, all_prompts, decode
+from ppo_demo.lm.model import PolicyValueModel
+from ppo_demo.lm.pretrain import (
+    POLICY,
+    SCORER,
+    RewardModel,
+    seeded,
+    supervised_start,
+    train_reward_model,
+)
+from ppo_demo.lm.rollout import sample
+from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
+from ppo_demo.provenance import TRAINING, digest
+
+LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+CLIP_RANGES = (0.05, 0.1, 0.2, 0.4)
+KL_WEIGHTS = (0.0, 0.01, 0.05, 0.2, 1.0)
+SEEDS = (0, 1)
+METRICS = ("reward", "gold", "kl", "clip_fraction", "entropy")
+"""What is kept of a run's history, for every batch."""
+SAMPLES = 3
+"""Reviews that a trained policy writes."""
+STORED = Path(__file__).with_name("sweep.json")
+"""The sweep that the book's lab shows."""
+
+Record: TypeAlias = dict[str, Any]
+"""A finished run: ``config``, ``seconds``, ``curves`` by metric and ``samples``."""
+Task: TypeAlias = Callable[[TrainConfig, bytes], Record]
+
+
+class SweepError(RuntimeError):
+    """Some runs could not be finished, however often they were tried."""
+
+
+def grid(
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    clip_ranges: Sequence[float] = CLIP_RANGES,
+    kl_weights: Sequence[float] = KL_WEIGHTS,
+    seeds: Sequence[int] = SEEDS,
+    **settings: Any,
+) -> list[TrainConfig]:
+    """Return the settings of every run of a sweep.
+
+    Parameters
+    ----------
+    learning_rates, clip_ranges, kl_weights : sequence of float
+        The grid: learning rate, ε and β.
+    seeds : sequence of int
+        Of start, reward model and training.
+    **settings
+        Other fields of `TrainConfig`.
+
+    Returns
+    -------
+    list of TrainConfig
+        Seeds change fastest. Completions are packed, which is faster with one thread.
+    """
+    return [
+        TrainConfig(
+            **{"packing": True, **settings},
+            learning_rate=learning_rate,
+            clip_range=clip_range,
+            kl_weight=kl_weight,
+            seed=seed,
+        )
+        for learning_rate, clip_range, kl_weight, seed in product(
+            learning_rates, clip_ranges, kl_weights, seeds
+        )
+    ]
+
+
+def sources() -> str:
+    """Return the digest of the code that a run's numbers depend on."""
+    return digest(Path(__file__).parent.parent, TRAINING)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: sums are then added up in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- where a run starts: bytes, which any backend can send ---
+
+
+def pack_start(policy: PolicyValueModel, reward_model: RewardModel) -> bytes:
+    """Return a supervised start and its reward model as bytes; see `unpack_start`."""
+    buffer = io.BytesIO()
+    weights = {"policy": policy.state_dict(), "scorer": reward_model.scorer.state_dict()}
+    scale = {"mean": reward_model.mean, "deviation": reward_model.deviation}
+    torch.save({**weights, **scale}, buffer)
+    return buffer.getvalue()
+
+
+def unpack_start(packed: bytes) -> tuple[PolicyValueModel, RewardModel]:
+    """Return what `pack_start` was given."""
+    kept = torch.load(io.BytesIO(packed), weights_only=True)
+    policy, scorer = seeded(POLICY, 0), seeded(SCORER, 0)
+    policy.load_state_dict(kept["policy"])
+    scorer.load_state_dict(kept["scorer"])
+    return policy, RewardModel(scorer, kept["mean"], kept["deviation"])
+
+
+def make_start(seed: int) -> bytes:
+    """Train the supervised start and the reward model of a seed, with one thread."""
+    with one_thread():
+        policy = supervised_start(seed)
+        return pack_start(policy, train_reward_model(policy, seed)[0])
+
+
+# --- one run ---
+
+
+def run(config: TrainConfig, start: bytes) -> Record:
+    """Train once.
+
+    Parameters
+    ----------
+    config : TrainConfig
+        Settings.
+    start : bytes
+        From `make_start`.
+
+    Returns
+    -------
+    Record
+        The history of `METRICS`, reviews of the trained policy and the time that it took.
+    """
+    begun = time.perf_counter()
+    with one_thread():
+        trainer = train(config, *unpack_start(start))
+        asked = all_prompts()[:SAMPLES]
+        chance = torch.Generator().manual_seed(0)
+        written = sample(trainer.policy, asked, chance, max_tokens=COMPLETION_LENGTH)
+    return {
+        "config": asdict(config),
+        "seconds": round(time.perf_counter() - begun, 2),
+        "curves": {name: [round(m[name], 3) for m in trainer.history] for name in METRICS},
+        "samples": [decode(tokens) for tokens in written.tokens],
+    }
+
+
+def label(config: TrainConfig) -> str:
+    """Return what a run is called in reports."""
+    return (
+        f"learning_rate={config.learning_rate:g} clip_range={config.clip_range or 0:g} "
+        f"kl_weight={config.kl_weight:g} seed={config.seed}"
+    )
+
+
+# --- all of them ---
+
+
+def sweep(
+    configs: Sequence[TrainConfig],
+    folder: Path,
+    *,
+    workers: int = 2,
+    scheduler: str | None = None,
+    backend: str | None = None,
+    tries: int = 3,
+    report: Callable[[str], None] | None = None,
+    task: Task = run,
+    starter: Callable[[int], bytes] = make_start,
+) -> list[Record]:
+    """Finish every run that is not in the folder yet.
+
+    Parameters
+    ----------
+    configs : sequence of TrainConfig
+        The runs, all different.
+    folder : Path
+        Where finished runs are kept, a file each. Those that other code made are made anew.
+    workers : int
+        Processes on this machine.
+    scheduler : str, optional
+        Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``: run on its workers instead.
+    backend : str, optional
+        Of joblib, in the place of processes.
+    tries : int
+        How often a run is tried.
+    report : callable, optional
+        Told of failures; by default they are printed above the progress bar.
+    task, starter : callable
+        What a run is, and what it starts from.
+
+    Returns
+    -------
+    list of Record
+        In the order of `configs`.
+
+    Raises
+    ------
+    SweepError
+        If runs are missing after the last try. All others are kept.
+    ValueError
+        If runs are alike, or `workers` or `tries` is below 1.
+    """
+    for name, value in (("workers", workers), ("tries", tries)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value!r}")
+    if len(set(configs)) != len(configs):
+        raise ValueError(f"configs must all be different, got {len(configs)} with repetitions")
+    made_by = sources()
+    places = {config: folder / f"{_name(config, made_by)}.json" for config in configs}
+    with _backend(workers, scheduler, backend) as parallel:
+        starts = _starts({c.seed for c in configs}, folder, made_by, parallel, starter)
+        missing = [c for c, place in places.items() if not place.exists()]
+        done = len(configs) - len(missing)
+        bar = tqdm(total=len(configs), initial=done, unit="run", dynamic_ncols=True, smoothing=0)
+        tell = report or bar.write
+        with bar:
+            if done:
+                tell(f"{done} of {len(configs)} runs are in {folder} already")
+            for attempt in range(1, tries + 1):
+                # A run that fails hands back its error; what the loop itself raises is the loss
+                # of a worker, which takes the runs under way with it.
+                try:
+                    for config, record, error in parallel(
+                        joblib.delayed(_attempt)(task, c, starts[c.seed]) for c in missing
+                    ):
+                        if error:
+                            tell(f"failed ({attempt} of {tries}): {label(config)}\n{error}")
+                        else:
+                            text = json.dumps(record)
+                            write_atomically(places[config], text.encode())
+                            bar.update()
+                except Exception as error:
+                    tell(f"lost a worker ({attempt} of {tries}): {type(error).__name__}: {error}")
+                missing = [c for c in missing if not places[c].exists()]
+                if not missing:
+                    break
+    if missing:
+        names = "\n".join(f"  {label(config)}" for config in missing)
+        raise SweepError(
+            f"{len(missing)} of {len(configs)} runs are missing after {tries} tries; the others "
+            f"are in {folder}:\n{names}"
+        )
+    return [json.loads(place.read_text(encoding="utf-8")) for place in places.values()]
+
+
+def _attempt(
+    task: Task, config: TrainConfig, start: bytes
+) -> tuple[TrainConfig, Record | None, str]:
+    """Return a run's record, or its error as text: not every error can be sent as it is."""
+    try:
+        return config, task(config, start), ""
+    except Exception:
+        return config, None, traceback.format_exc()
+
+
+def _name(config: TrainConfig, made_by: str) -> str:
+    """Return the name of a run's file: the same settings and code, the same name."""
+    text = json.dumps([asdict(config), made_by], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _starts(
+    seeds: set[int],
+    folder: Path,
+    made_by: str,
+    parallel: joblib.Parallel,
+    starter: Callable[[int], bytes],
+) -> dict[int, bytes]:
+    """Return the start of each seed; they are kept beside the runs."""
+    places = {seed: folder / f"start-{seed}-{made_by}.pt" for seed in sorted(seeds)}
+    missing = [seed for seed, place in places.items() if not place.exists()]
+    if missing:
+        made = parallel(joblib.delayed(lambda s: (s, starter(s)))(seed) for seed in missing)
+        for seed, packed in made:
+            write_atomically(places[seed], packed)
+    return {seed: place.read_bytes() for seed, place in places.items()}
+
+
+@contextmanager
+def _backend(
+    workers: int, scheduler: str | None, backend: str | None
+) -> Iterator[joblib.Parallel]:
+    """Yield joblib's `Parallel` for processes here or for a cluster."""
+    # One run a task: the runs are long. Results as they come, so that each is kept at once.
+    options: dict[str, Any] = {"batch_size": 1, "return_as": "generator_unordered"}
+    if scheduler is None:
+        with joblib.parallel_config(backend=backend or "loky", n_jobs=workers):
+            yield joblib.Parallel(**options)
+        return
+    try:
+        from distributed import Client
+        from joblib._dask import DaskDistributedBackend
+    except ImportError as error:
+        raise ValueError(
+            f"scheduler needs the package distributed (pip install 'ppo-demo[cluster]'), "
+            f"got {scheduler!r}"
+        ) from error
+
+    class Streaming(DaskDistributedBackend):
+        supports_return_generator = True
+
+    joblib.register_parallel_backend("dask-streaming", Streaming)
+    with (
+        Client(scheduler, set_as_default=False) as client,
+        joblib.parallel_config(backend="dask-streaming", client=client),
+    ):
+        yield joblib.Parallel(**options)
