@@ -61,6 +61,19 @@ def benchmark(session: nox.Session) -> None:
 
 
 @nox.session
+def sweep(session: nox.Session) -> None:
+    """Make the training runs of Lab C anew, a quarter of an hour or so on two cores.
+
+    A stopped session goes on where it was; one that is done leaves nothing to go on from.
+    """
+    install(session, "-e", ".[cluster]")
+    folder = ROOT / ".cache" / "sweep"
+    options = ["--folder", str(folder), "--save"]
+    session.run("python", "-m", "ppo_demo", "sweep", *options, *session.posargs)
+    shutil.rmtree(folder)
+
+
+@nox.session
 def speed(session: nox.Session) -> None:
     """Measure an iteration of reinforcement learning against TRL's, in turn in one run."""
     install(session, "-e", ".", "pytest", "trl")

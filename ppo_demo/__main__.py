@@ -2,6 +2,7 @@
 
 import io
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -17,16 +18,10 @@ from tqdm import tqdm
 
 from ppo_demo.figures import COLORS, new_figure, style
 from ppo_demo.lm import effects
+from ppo_demo.lm import sweep as sweeping
 from ppo_demo.lm.corpus import COMPLETION_LENGTH, decode, prompts
 from ppo_demo.lm.model import PolicyValueModel
-from ppo_demo.lm.pretrain import (
-    POLICY,
-    SCORER,
-    RewardModel,
-    seeded,
-    supervised_start,
-    train_reward_model,
-)
+from ppo_demo.lm.pretrain import RewardModel, supervised_start, train_reward_model
 from ppo_demo.lm.rollout import sample
 from ppo_demo.lm.trainer import TrainConfig, Trainer, write_atomically, write_history
 
@@ -75,21 +70,14 @@ class TrainArguments:
 
 def start(seed: int, path: Path) -> tuple[PolicyValueModel, RewardModel]:
     """Return the supervised start and the reward model; from `path`, if they are there."""
-    policy, scorer = seeded(POLICY, seed), seeded(SCORER, seed)
     if path.exists():
-        kept = torch.load(path, weights_only=True)
-        policy.load_state_dict(kept["policy"])
-        scorer.load_state_dict(kept["scorer"])
-        return policy, RewardModel(scorer, kept["mean"], kept["deviation"])
+        return sweeping.unpack_start(path.read_bytes())
     print("supervised start …", flush=True)
     policy = supervised_start(seed)
     print("reward model …", flush=True)
     model, report = train_reward_model(policy, seed)
     print(f"  ranks {report.accuracy:.0%} of unseen pairs as the gold reward does")
-    buffer = io.BytesIO()
-    weights = {"policy": policy.state_dict(), "scorer": model.scorer.state_dict()}
-    torch.save({**weights, "mean": model.mean, "deviation": model.deviation}, buffer)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, sweeping.pack_start(policy, model))
     return policy, model
 
 
@@ -177,6 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands: dict[str, Callable[..., Any]] = {
         "train": train_command,
         "effects": effects_command,
+        "sweep": sweep_command,
     }
     try:
         tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="python -m ppo_demo")
@@ -187,6 +176,53 @@ def main(arguments: list[str] | None = None) -> None:
 def train_command(arguments: Annotated[TrainArguments, tyro.conf.arg(name="")]) -> None:
     """Train a policy: supervised start, reward model, then reinforcement learning."""
     train(arguments)
+
+
+def sweep_command(
+    folder: Path = Path("sweep"),
+    workers: int = 2,
+    scheduler: str | None = None,
+    tries: int = 3,
+    save: bool = False,
+) -> None:
+    """Train PPO over a grid of learning rates, clip ranges and KL weights.
+
+    Finished runs are kept in a folder; the same command goes on with those that are missing.
+
+    Parameters
+    ----------
+    folder : Path
+        Where finished runs are kept.
+    workers : int
+        Processes on this machine, of one thread each.
+    scheduler : str
+        Address of a Dask scheduler, tcp://host:port, to run on its workers instead.
+    tries : int
+        How often a run is tried that fails.
+    save : bool
+        Keep the results in the package; the book's Lab C shows them.
+    """
+    configs = sweeping.grid()
+    begun = time.perf_counter()
+    try:
+        records = sweeping.sweep(configs, folder, workers=workers, scheduler=scheduler, tries=tries)
+    except KeyboardInterrupt:
+        raise SystemExit(
+            f"stopped; the finished runs are in {folder}, and the same command goes on"
+        ) from None
+    except sweeping.SweepError as error:
+        raise SystemExit(f"error: {error}") from None
+    spent, seconds = time.perf_counter() - begun, sum(r["seconds"] for r in records)
+    print(f"{len(records)} runs of {seconds / len(records):.1f} s each; {spent / 60:.1f} min now")
+    result = sweeping.STORED if save else folder / "sweep.json"
+    sweeping.save(records, result)
+    found = sweeping.load(result)
+    print("\nHighest learning rate that still learns")
+    print(f"{'':>8}" + "".join(f"{f'β {weight:g}':>10}" for weight in found.kl_weights))
+    for clip, row in zip(found.clip_ranges, found.highest_learning_rate(), strict=True):
+        cells = (f"{rate:>10g}" if rate == rate else f"{'none':>10}" for rate in row)
+        print(f"{f'ε {clip:g}':>8}" + "".join(cells))
+    print(f"\nall results are in {'the package' if save else result}")
 
 
 def effects_command(seeds: int = 5, workers: int = 2, save: bool = False) -> None:

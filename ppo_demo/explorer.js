@@ -49,18 +49,12 @@
       // While the page is still being read, an element is connected before its content is there.
       const source = this.querySelector('script[type="application/json"]');
       if (!source || this.form) return;
-      const data = JSON.parse(source.textContent);
-      this.sliders = data.sliders;
-      this.readouts = data.readouts;
-      const element = (id) => this.querySelector(`[id="${id}"]`);
-      this.curves = data.curves.map(([id, closed, x, y]) => [element(id), closed, decode(x), decode(y)]);
-      this.moves = data.moves.map(([id, x, y]) => [element(id), decode(x), decode(y)]);
-      this.widths = data.widths.map(([id, width]) => [element(id), decode(width)]);
-      this.numbers = Object.fromEntries(Object.entries(data.numbers).map(([k, v]) => [k, decode(v)]));
+      this.source = source;
       this.form = this.querySelector("form");
       this.inputs = [...this.form.querySelectorAll("input")];
       this.valueTexts = [...this.form.querySelectorAll("output")];
       this.outputs = [...this.querySelectorAll(".ppo-readout")];
+      this.excerpts = [...this.querySelectorAll(".ppo-text")];
       this.said = this.querySelector(".ppo-said");
       this.form.hidden = false;
       this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -72,6 +66,22 @@
       });
       window.addEventListener("hashchange", () => this.restore());
       this.restore(true);
+      // The page is painted first; the data waits until it is wanted, or nothing else is to do.
+      (window.requestIdleCallback ?? setTimeout)(() => this.load());
+    }
+
+    load() {
+      if (this.sliders) return;
+      const data = JSON.parse(this.source.textContent);
+      this.readouts = data.readouts;
+      const element = (id) => this.querySelector(`[id="${id}"]`);
+      this.curves = data.curves.map(([id, closed, x, y]) => [element(id), closed, decode(x), decode(y)]);
+      this.moves = data.moves.map(([id, x, y]) => [element(id), decode(x), decode(y)]);
+      this.widths = data.widths.map(([id, width]) => [element(id), decode(width)]);
+      this.shown = data.shown.map(([id, there]) => [element(id), decode(there)]);
+      this.texts = data.texts;
+      this.numbers = Object.fromEntries(Object.entries(data.numbers).map(([k, v]) => [k, decode(v)]));
+      this.sliders = data.sliders;
     }
 
     get index() {
@@ -91,6 +101,7 @@
     }
 
     update() {
+      this.load();
       const index = this.index;
       const set = (target, name, value) => {
         if (target.getAttribute(name) !== value) target.setAttribute(name, value);
@@ -100,6 +111,11 @@
         set(target, "transform", `translate(${pick(x, index) / 10} ${pick(y, index) / 10})`);
       }
       for (const [target, width] of this.widths) set(target, "stroke-width", String(pick(width, index) / 10));
+      for (const [target, there] of this.shown) {
+        if (pick(there, index)) target.removeAttribute("display");
+        else set(target, "display", "none");
+      }
+      this.texts.forEach((text, i) => (this.excerpts[i].textContent = pick(text, index)));
       this.readouts.forEach(({ parts }, i) => {
         this.outputs[i].textContent = parts
           .map(([literal, name, decimals]) =>
@@ -127,12 +143,17 @@
 
     restore(first = false) {
       const state = fragment();
-      const keys = this.sliders.map(({ name }) => `${this.id}.${name}`);
+      const keys = this.inputs.map(({ name }) => `${this.id}.${name}`);
       if (!keys.some((key) => state.has(key))) {
+        if (first) {
+          for (const input of this.inputs) input.value = input.defaultValue; // as it was drawn
+          return;
+        }
         // Back or an edited address may have taken the setting away; an anchor leaves it alone.
-        if (first || location.hash.includes("=") || !location.hash) this.apply(this.inputs.map((input) => input.defaultValue));
+        if (location.hash.includes("=") || !location.hash) this.apply(this.inputs.map((input) => input.defaultValue));
         return;
       }
+      this.load();
       this.apply(this.sliders.map(({ values }, i) => {
         const wanted = parseFloat(state.get(keys[i]));
         if (!Number.isFinite(wanted)) return this.inputs[i].defaultValue;

@@ -48,12 +48,14 @@ class Slider:
         What readers call it.
     unit : str
         Written behind a value.
+    names : sequence of str
+        What readers see in the place of the values, where these only count choices.
 
     Raises
     ------
     ValueError
-        If there are fewer than two values, they do not ascend, or the default is not one of
-        them.
+        If there are fewer than two values, they do not ascend, the default is not one of
+        them, or there are names but not one for each.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Slider:
     default: float
     label: str
     unit: str = ""
+    names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         values = [float(value) for value in self.values]
@@ -75,9 +78,16 @@ class Slider:
                 f"default of slider {self.name!r} must be one of its values {values}, "
                 f"got {self.default!r}"
             )
+        if self.names and len(self.names) != len(values):
+            raise ValueError(
+                f"names of slider {self.name!r} must be one for each of its {len(values)} "
+                f"values, got {list(self.names)}"
+            )
 
     def text(self, value: float) -> str:
         """Return a value as readers see it."""
+        if self.names:
+            return self.names[list(self.values).index(value)]
         return f"{value:g}{self.unit}".replace("-", "−")
 
 
@@ -131,14 +141,20 @@ class Channels:
         For the readouts, shape grid.
     widths : mapping of str to array
         Stroke widths in SVG units by `gid`, shape grid.
+    shown : mapping of str to array of bool
+        Whether an artist, or axes with all that is on them, is there; by `gid`, shape grid.
+    texts : mapping of str to array of str
+        Excerpts below the figure by what they are, shape grid; lines stay lines.
     """
 
     curves: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
     moves: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
     numbers: Mapping[str, Floats] = field(default_factory=dict)
     widths: Mapping[str, Floats] = field(default_factory=dict)
+    shown: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    texts: Mapping[str, npt.NDArray[np.str_]] = field(default_factory=dict)
 
-    def map(self, function: Callable[[str, Floats, int], Any]) -> "Channels":
+    def map(self, function: Callable[[str, Any, int], Any]) -> "Channels":
         """Apply `function(what, array, trailing axes)` to every array."""
         return Channels(
             curves={
@@ -151,6 +167,8 @@ class Channels:
             },
             numbers={k: function(f"number {k!r}", v, 0) for k, v in self.numbers.items()},
             widths={k: function(f"width {k!r}", v, 0) for k, v in self.widths.items()},
+            shown={k: function(f"shown {k!r}", v, 0) for k, v in self.shown.items()},
+            texts={k: function(f"text {k!r}", v, 0) for k, v in self.texts.items()},
         )
 
 
@@ -204,8 +222,10 @@ class Explorer:
         mesh = np.ix_(*(np.asarray(s.values, dtype=np.float64) for s in self.sliders))
         arguments = {s.name: axis for s, axis in zip(self.sliders, mesh, strict=True)}
 
-        def check(what: str, array: Floats, trailing: int) -> Floats:
-            array = np.asarray(array, dtype=np.float64)
+        def check(what: str, array: Any, trailing: int) -> Any:
+            array = np.asarray(array)
+            if array.dtype.kind not in "bU":
+                array = array.astype(np.float64)
             lead = array.shape[: array.ndim - trailing]
             fits = len(lead) == len(grid) and all(
                 a in (1, b) for a, b in zip(lead, grid, strict=True)
@@ -215,7 +235,7 @@ class Explorer:
                     f"{what} of explorer {self.name!r} must have the grid's axes {grid} "
                     f"(or 1) and {trailing} more, got shape {array.shape}"
                 )
-            if not np.isfinite(array).all():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
                 where = np.argwhere(~np.isfinite(array))[0]
                 point = ", ".join(
                     f"{s.name}={s.values[i]:g}" for s, i in zip(self.sliders, where, strict=False)
@@ -251,7 +271,7 @@ class Explorer:
                 )
             index.append(list(slider.values).index(value))
 
-        def pick(what: str, array: Floats, trailing: int) -> Floats:  # noqa: ARG001
+        def pick(what: str, array: Any, trailing: int) -> Any:  # noqa: ARG001
             place = (0 if n == 1 else i for n, i in zip(array.shape, index, strict=False))
             return np.asarray(array[tuple(place)])
 
@@ -285,7 +305,7 @@ class Explorer:
             f'<div class="ppo-panes"><div class="ppo-figure">{svg_text(root)}</div>'
             f'<div class="ppo-controls">{self._form()}{self._outputs(texts)}'
             f'<p class="ppo-said" role="status"></p></div></div>'
-            f"{self._settings()}"
+            f"{self._excerpts(at)}{self._settings()}"
             f'<script type="application/json">{payload}</script>'
             f"</ppo-explorer><script>{_asset('explorer.js')}</script>"
         )
@@ -313,6 +333,18 @@ class Explorer:
             for readout, text in zip(self.readouts, texts, strict=True)
         )
         return f'<div class="ppo-readouts">{rows}</div>'
+
+    def _excerpts(self, at: Channels) -> str:
+        rows = []
+        for label, text in at.texts.items():
+            # Room for the longest, so that nothing below moves with a slider.
+            lines = 1 + max(str(other).count("\n") for other in self.channels.texts[label].flat)
+            rows.append(
+                f"<p><span>{html.escape(label)}</span> "
+                f'<output class="ppo-text" aria-live="off" style="--lines: {lines}">'
+                f"{html.escape(str(text))}</output></p>"
+            )
+        return f'<div class="ppo-texts">{"".join(rows)}</div>' if rows else ""
 
     def _settings(self) -> str:
         if not self.table:
@@ -385,6 +417,13 @@ class Explorer:
             element.set("stroke-width", _coordinate(self.at().widths[gid]))
             widths.append([element.get("id"), _encode(width, COORDINATE_DECIMALS)])
 
+        shown = []
+        for gid, there in channels.shown.items():
+            _, element = find(gid)
+            if not self.at().shown[gid]:
+                element.set("display", "none")
+            shown.append([element.get("id"), _encode(there.astype(np.float64), 0)])
+
         numbers: dict[str, Any] = {}
         for readout in self.readouts:
             for _, name, decimals in readout.parts:
@@ -404,6 +443,11 @@ class Explorer:
             "curves": curves,
             "moves": moves,
             "widths": widths,
+            "shown": shown,
+            "texts": [
+                {"label": label, "shape": list(text.shape), "values": text.ravel().tolist()}
+                for label, text in channels.texts.items()
+            ],
             "numbers": numbers,
             "readouts": [{"label": r.label, "parts": r.parts} for r in self.readouts],
         }

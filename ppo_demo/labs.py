@@ -1,5 +1,8 @@
 """The book's labs: what each computes over its grid, and what it draws."""
 
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,6 +14,9 @@ from ppo_demo import bandit
 from ppo_demo.explorer import Channels, Explorer, Floats, Readout, Slider
 from ppo_demo.figures import COLORS, INK, WIDTH, new_figure, style
 from ppo_demo.surrogates import clipped_surrogate
+
+if TYPE_CHECKING:  # it needs PyTorch, which the other labs can do without
+    from ppo_demo.lm.sweep import Sweep
 
 CLIP_RANGES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 
@@ -93,6 +99,61 @@ def clipping_lab() -> Explorer:
             {"ratio": 0.7, "advantage": -0.8},
             {"clip_range": 0.4},
             {"ratio": 2.5, "advantage": -2},
+        ],
+    )
+
+
+def training_lab(sweep: "Sweep") -> Explorer:
+    """Lab C: real training runs over learning rate, clip range and KL weight.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        From `ppo_demo.lm.sweep.load`.
+
+    Returns
+    -------
+    Explorer
+        Over the sweep's grid and the metric shown. ``curves`` holds the mean over seeds of each
+        metric and its spread, ``numbers`` the lowest and highest end of the seeds.
+    """
+    metrics = list(METRICS)
+    return Explorer(
+        name="lab-c",
+        title="Lab C: real training runs",
+        sliders=[
+            Slider("learning_rate", sweep.learning_rates, 1e-3, "Learning rate"),
+            Slider("clip_range", sweep.clip_ranges, 0.2, "Clip range ε"),
+            Slider("kl_weight", sweep.kl_weights, 0.05, "KL weight β"),
+            Slider(
+                "metric",
+                range(len(metrics)),
+                metrics.index("gold"),
+                "Curve",
+                names=[METRICS[name]["short"] for name in metrics],
+            ),
+        ],
+        compute=partial(_training, sweep),
+        draw=partial(_draw_training, sweep),
+        readouts=[
+            Readout("Gold reward at the end", "{gold_low:.2f} to {gold_high:.2f}"),
+            Readout("Reward model's score", "{reward_low:.2f} to {reward_high:.2f}"),
+            Readout("KL, nats a completion", "{kl_low:.1f} to {kl_high:.1f}"),
+        ],
+        alt=(
+            "Top: a metric of the chosen training run over 60 batches, the mean of the seeds as "
+            "a line and their spread as a band. Bottom: every run of the sweep as a dot, its gold "
+            "reward at the end against its KL divergence from the reference. Green dots have "
+            "learned, pink ones ended below where they began; a thin line joins the best. Blue "
+            "rings mark the seeds of the chosen run."
+        ),
+        table=[
+            {"learning_rate": 1e-4},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 3e-2},
+            {"kl_weight": 0},
+            {"kl_weight": 1},
+            {"learning_rate": 3e-2, "clip_range": 0.05, "kl_weight": 1},
         ],
     )
 
@@ -328,3 +389,127 @@ def _draw_clipping(at: Channels) -> Figure:
         track.fill(*at.curves["push"], color=COLORS["mark"], linewidth=0, gid="push", clip_on=False)
         _arcade(track, at)
     return figure
+
+
+# Lab C: what a metric is called and how its axis runs.
+
+METRICS: dict[str, dict[str, Any]] = {
+    "reward": {
+        "short": "proxy reward",
+        "title": "proxy: the reward model's score",
+        "ylim": (-3.2, 3.2),
+    },
+    "gold": {
+        "short": "gold reward",
+        "title": "gold reward",
+        "ylim": (-32, 2.4),
+        "yscale": {"value": "symlog", "linthresh": 2},
+        "yticks": (-30, -10, -5, -2, -1, 0, 1, 2),
+    },
+    "kl": {
+        "short": "KL",
+        "title": "KL from the reference, nats a completion",
+        "ylim": (-1, 200),
+        "yscale": {"value": "symlog", "linthresh": 10},
+        "yticks": (0, 2, 5, 10, 30, 100),
+    },
+    "clip_fraction": {
+        "short": "clip fraction",
+        "title": "share of tokens whose gradient the clip removed",
+        "ylim": (0, 1),
+    },
+    "entropy": {
+        "short": "entropy",
+        "title": "entropy of the next word, nats",
+        "ylim": (0, 3.6),
+    },
+}
+
+
+def _training(sweep: "Sweep", metric: Floats, **_: Floats) -> Channels:
+    """Gather the sweep's runs; the grid is its own."""
+    curves, shown = {}, {}
+    numbers: dict[str, Floats] = {}
+    batches = np.arange(sweep.curves["gold"].shape[-1], dtype=np.float64)
+    around = np.concatenate([batches, batches[::-1]])
+    for place, name in enumerate(METRICS):
+        values = sweep.curves[name][:, :, :, None]  # the metric's axis before the seeds
+        low, high = values.min(-2), values.max(-2)
+        spread = np.concatenate([low, high[..., ::-1]], -1)
+        curves[name] = (batches[None, None, None, None], values.mean(-2))
+        curves[f"{name}-spread"] = (around[None, None, None, None], spread)
+        shown[f"{name}-axes"] = metric == place
+    ends = {name: sweep.ends(name)[:, :, :, None] for name in ("gold", "reward", "kl")}
+    for name, end in ends.items():
+        numbers |= {f"{name}_low": end.min(-1), f"{name}_high": end.max(-1)}
+    collapsed = (sweep.gains < 0).sum(-1)
+    verdicts = np.where(
+        collapsed > 0,
+        np.char.add(
+            np.char.add("ended below where it began on ", collapsed.astype(str)),
+            f" of {len(sweep.seeds)} seeds",
+        ),
+        np.where(sweep.learns(), "learned on every seed", "gained little"),
+    )
+    lines = ["\n".join(texts) for texts in sweep.samples.reshape(-1, sweep.samples.shape[-1])]
+    reviews = np.asarray(lines).reshape(sweep.samples.shape[:-1])
+    return Channels(
+        curves=curves,
+        shown=shown,
+        numbers=numbers,
+        moves={
+            f"chosen-{seed}": (ends["kl"][..., i], ends["gold"][..., i])
+            for i, seed in enumerate(sweep.seeds)
+        },
+        texts={
+            "What became of it": verdicts[..., None],
+            "What it writes at the end": reviews[..., None],
+        },
+    )
+
+
+def _draw_training(sweep: "Sweep", at: Channels) -> Figure:
+    height, left, right = 480.0, 44.0, 12.0
+    box = (left / WIDTH, 280 / height, (WIDTH - left - right) / WIDTH, 172 / height)
+    with style():
+        figure = new_figure(height)
+        for name, look in METRICS.items():
+            axes = figure.add_axes(box, gid=f"{name}-axes")
+            scale = dict(look.get("yscale", {"value": "linear"}))
+            axes.set_yscale(scale.pop("value"), **scale)
+            axes.set(xlim=(0, sweep.curves[name].shape[-1] - 1), ylim=look["ylim"])
+            axes.set(title=look["title"], xlabel="batch")
+            _ticks(axes, look.get("yticks"))
+            spread = at.curves[f"{name}-spread"]
+            axes.fill(*spread, color=COLORS["plain"], alpha=0.25, linewidth=0, gid=f"{name}-spread")
+            axes.plot(*at.curves[name], color=COLORS["plain"], gid=name)
+        axes = figure.add_axes((box[0], 44 / height, box[2], 172 / height))
+        axes.set_yscale("symlog", linthresh=2)
+        axes.set_xscale("symlog", linthresh=10)
+        axes.set(xlim=(-0.4, 200), ylim=METRICS["gold"]["ylim"])
+        axes.set_title("gold reward at the end, every run")
+        axes.set_xlabel("KL from the reference, nats a completion")
+        _ticks(axes, METRICS["gold"]["yticks"])
+        axes.set_xticks(METRICS["kl"]["yticks"], METRICS["kl"]["yticks"])
+        axes.minorticks_off()
+        gold, kl, gains = sweep.ends("gold"), sweep.ends("kl"), sweep.gains
+        axes.plot(*sweep.frontier("gold"), color=INK, linewidth=1, drawstyle="steps-post")
+        for color, label, chosen in (
+            (INK, "gained little", (gains >= 0) & (gains < 0.5)),
+            (COLORS["ppo"], "learned", gains >= 0.5),
+            (COLORS["mark"], "ended below its start", gains < 0),
+        ):
+            dots = axes.plot(kl[chosen], gold[chosen], "o", color=color, ms=4, label=label)
+            dots[0].set_markeredgewidth(0)
+            dots[0].set_alpha(0.7)
+        axes.legend(loc="lower left", fontsize=11.5, handletextpad=0.2, borderaxespad=0)
+        for seed in sweep.seeds:
+            ring = axes.plot([0], [0], "o", color=COLORS["plain"], ms=11, gid=f"chosen-{seed}")
+            ring[0].set(fillstyle="none", markeredgewidth=2.4, clip_on=False)
+    return figure
+
+
+def _ticks(axes: Axes, ticks: tuple[float, ...] | None) -> None:
+    if ticks is not None:
+        axes.set_yticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
+        axes.minorticks_off()

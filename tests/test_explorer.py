@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,33 @@ def explorer(**changes):
 def test_bad_sliders_are_refused(values, default, message):
     with pytest.raises(ValueError, match=message):
         Slider("ε", values, default, "Clip range")
+
+
+def test_names_stand_for_the_values_and_must_be_as_many():
+    slider = Slider("metric", (0, 1), 1, "Curve", names=("gold", "KL"))
+    assert [slider.text(value) for value in slider.values] == ["gold", "KL"]
+    with pytest.raises(ValueError, match=r"names of slider 'metric' must be one for each of its 2"):
+        Slider("metric", (0, 1), 1, "Curve", names=("gold",))
+
+
+def with_more(power):
+    there = np.array([True, False, True])
+    texts = np.array(["one", "two <b>\nlines", "three\nof\nthem"])
+    return replace(line(power), shown={"dot": there}, texts={"It says": texts})
+
+
+def test_what_is_shown_and_what_is_said():
+    html = explorer(compute=with_more).to_html()
+    assert re.search(r'<g[^>]*id="powers-dot"[^>]*display="none"', html)
+    assert "It says</span> " in html
+    assert ">two &lt;b&gt;\nlines</output>" in html
+    assert 'style="--lines: 3"' in html  # room for the longest
+    data = json.loads(re.search(r'application/json">(.*?)</script>', html, re.DOTALL)[1])
+    [text] = data["texts"]
+    assert text["values"] == ["one", "two <b>\nlines", "three\nof\nthem"]
+    [[identity, shown]] = data["shown"]
+    assert identity == "powers-dot"
+    assert np.cumsum(shown["steps"]).tolist() == [1, 0, 1]
 
 
 def test_nan_in_a_curve_is_refused_and_its_place_named():

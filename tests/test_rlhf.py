@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from ppo_demo.algorithms import ALGORITHMS
+from ppo_demo.divergences import best_of_n_kl_bound
 from ppo_demo.lm import corpus, effects
-from ppo_demo.lm.bestofn import best_of_n, rejection_fine_tuning
+from ppo_demo.lm.bestofn import best_of_n, best_of_n_kl, rejection_fine_tuning
 from ppo_demo.lm.corpus import (
     COMPLETION_LENGTH,
     END,
@@ -22,6 +23,7 @@ from ppo_demo.lm.corpus import (
     PAD,
     PROMPT_LENGTH,
     VOCABULARY,
+    all_prompts,
     decode,
     encode,
     faults,
@@ -186,6 +188,23 @@ def test_best_of_n_keeps_the_best_and_fine_tuning_learns_from_it():
     assert score(best_of_n(tuned, score, asked, 1, chance(1)).tokens).mean() > one
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         best_of_n(model, score, asked, 0, chance())
+
+
+def test_kl_of_best_of_n_where_it_is_known():
+    model, sizes = seeded(POLICY, 0), (1, 4, 16)
+    weights = torch.rand(20, generator=chance(5))
+
+    def score(tokens):  # hardly ever the same for two texts
+        return (tokens * weights[: tokens.shape[1]]).sum(-1)
+
+    # An untrained policy never writes a text twice: the limit of a continuous reward.
+    found = best_of_n_kl(model, score, all_prompts()[:2], sizes, chance())
+    bounds = best_of_n_kl_bound(np.asarray(sizes, dtype=float))
+    np.testing.assert_allclose(found, bounds, rtol=0.02, atol=1e-9)
+    # A policy that always writes the same has nothing to choose from.
+    model.offset[encode("<end>")] = 40.0
+    found = best_of_n_kl(model, score, all_prompts()[:2], sizes, chance())
+    np.testing.assert_allclose(found, 0, atol=1e-6)
 
 
 # --- packing --------------------------------------------------------------------------------------
@@ -410,6 +429,11 @@ def test_what_the_page_says_of_the_study_holds():
         assert all(s[label]["rule"] > 0.85 for s in studies), label
         far = np.mean([s[label]["kl"] for s in studies])
         assert (far > 9) == (ALGORITHMS[key].kl == "none"), label
+    for n in effects.SIZES:  # measured: at its bound, less what equal texts take away
+        bound = float(best_of_n_kl_bound(float(n)))
+        assert all(
+            0.98 * bound - 1e-9 <= s[f"best of {n}"]["kl"] < 1.005 * bound + 1e-9 for s in studies
+        )
     kl = {label: np.mean([s[label]["kl"] for s in studies]) for label in (ppo, "best of 64")}
     gold = {label: np.mean([s[label]["gold"] for s in studies]) for label in kl}
     assert kl["best of 64"] < 0.55 * kl[ppo]

@@ -1,17 +1,31 @@
 """The built site in a real browser: labs, quiz, colours, keyboard, no script, no other host."""
 
+import functools
 import gzip
+import http.server
 import re
+import threading
 
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from conftest import Quiet
 from playwright.sync_api import expect
 
-from ppo_demo.labs import clipping_lab, policy_update_lab
+from ppo_demo.labs import clipping_lab, policy_update_lab, training_lab
+from ppo_demo.lm.sweep import load
 
-PAGES = ["index.html", "ppo.html", "variants.html", "rlhf.html", "references.html"]
-LABS = {"lab-a": policy_update_lab(), "lab-b": clipping_lab()}
+PAGES = [
+    "index.html",
+    "ppo.html",
+    "variants.html",
+    "rlhf.html",
+    "hyperparameters.html",
+    "overoptimisation.html",
+    "references.html",
+]
+LABS = {"lab-a": policy_update_lab(), "lab-b": clipping_lab(), "lab-c": training_lab(load())}
+HOME = {"lab-a": "ppo.html", "lab-b": "ppo.html", "lab-c": "hyperparameters.html"}
 
 # Ten grid points a lab: the corners, and some of the inside.
 POINTS = {
@@ -29,6 +43,16 @@ POINTS = {
         *((ratio, a, clip) for ratio in (0, 2.5) for a in (-2, 2) for clip in (0.05, 0.5)),
         (1.3, -0.8, 0.2),
         (0.75, -1.1, 0.15),
+    ],
+    "lab-c": [
+        *(
+            (rate, clip, weight, metric)
+            for rate, metric in ((1e-4, 0), (3e-2, 4))
+            for clip in (0.05, 0.4)
+            for weight in (0, 1)
+        ),
+        (1e-2, 0.2, 0.05, 2),
+        (1e-3, 0.1, 0.01, 3),
     ],
 }
 CASES = [(lab, point) for lab, points in POINTS.items() for point in points]
@@ -70,6 +94,11 @@ def check(page, lab, setting):
     for gid, expected in at.widths.items():
         found = float(page.locator(f"#{lab.name}-{gid}").get_attribute("stroke-width"))
         assert found == pytest.approx(float(expected), abs=0.051)
+    for gid, there in at.shown.items():
+        hidden = page.locator(f"#{lab.name}-{gid}").get_attribute("display")
+        assert hidden == (None if there else "none")
+    excerpts = panel.locator(".ppo-text").all_text_contents()
+    assert excerpts == [str(text) for text in at.texts.values()]
     for slider in lab.sliders:
         text = slider.text(setting[slider.name])
         field = page.locator(f"#{lab.name}-{slider.name}")
@@ -100,7 +129,7 @@ def by_keyboard(field, index, last):
 @pytest.mark.parametrize("move", [by_mouse, by_keyboard])
 @pytest.mark.parametrize("name", LABS)
 def test_each_slider_shows_what_python_computed(open_page, name, move):
-    page, lab = open_page("ppo.html"), LABS[name]
+    page, lab = open_page(HOME[name]), LABS[name]
     names = [slider.name for slider in lab.sliders]
     for point in POINTS[name]:
         setting = dict(zip(names, point, strict=True))
@@ -112,7 +141,7 @@ def test_each_slider_shows_what_python_computed(open_page, name, move):
 
 @pytest.mark.parametrize("name", LABS)
 def test_each_slider_alone_changes_the_picture(open_page, name):
-    page, lab = open_page("ppo.html"), LABS[name]
+    page, lab = open_page(HOME[name]), LABS[name]
     panel = page.locator(f"#{name}")
 
     def picture():
@@ -128,7 +157,7 @@ def test_each_slider_alone_changes_the_picture(open_page, name):
 
 @pytest.mark.parametrize("name", LABS)
 def test_default_and_reset(open_page, name):
-    page, lab = open_page("ppo.html"), LABS[name]
+    page, lab = open_page(HOME[name]), LABS[name]
     default = {slider.name: slider.default for slider in lab.sliders}
     check(page, lab, default)
     page.locator(f"#{name}-{lab.sliders[0].name}").press("End")
@@ -251,7 +280,7 @@ def test_quiz_by_keyboard_alone(open_page):
     expect(score(page)).to_have_text("Answered 0/5 · Correct 0/5")
 
 
-@pytest.mark.parametrize("path", ["index.html", "ppo.html", "variants.html", "rlhf.html"])
+@pytest.mark.parametrize("path", PAGES[:-1])
 def test_every_page_ends_with_a_self_check(open_page, path):
     page = open_page(path)
     expect(page.locator("section").filter(has=page.locator("fieldset.quiz")).last).to_contain_text(
@@ -294,10 +323,58 @@ def test_works_from_a_file(open_page):
     expect(score(page)).to_have_text("Answered 1/5 · Correct 1/5")
 
 
+def test_lab_c_works_from_a_file(open_page):
+    page = open_page("hyperparameters.html", from_file=True)
+    page.locator("#lab-c-learning_rate").press("End")
+    setting = {"learning_rate": 3e-2, "clip_range": 0.2, "kl_weight": 0.05, "metric": 1}
+    check(page, LABS["lab-c"], setting)
+
+
+def test_first_paint_does_not_wait_for_the_data_of_lab_c(chrome, site):
+    """The server stops in the middle of the data, and goes on once the page was painted."""
+    painted = threading.Event()
+
+    class Slow(Quiet):
+        def do_GET(self):  # noqa: N802
+            if not self.path.endswith("/hyperparameters.html"):
+                super().do_GET()
+                return
+            page = (site / "hyperparameters.html").read_bytes()
+            middle = page.index(b'<script type="application/json">') + 5000
+            assert len(page) - middle > 100_000
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page[:middle])
+            self.wfile.flush()
+            self.server.waited = painted.wait(30)
+            self.wfile.write(page[middle:])
+
+    handler = functools.partial(Slow, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        context = chrome.new_context()
+        page = context.new_page()
+        address = f"http://127.0.0.1:{httpd.server_port}/hyperparameters.html"
+        page.goto(address, wait_until="commit")
+        paint = "performance.getEntriesByName('first-contentful-paint').length > 0"
+        page.wait_for_function(paint, timeout=15_000)
+        assert page.get_by_role("heading", level=1).is_visible()
+        assert page.locator("#lab-c svg").is_visible()
+        painted.set()
+        page.locator("#lab-c-learning_rate").press("End")
+        expect(page.locator('output[for="lab-c-learning_rate"]')).to_have_text("0.03")
+        assert httpd.waited
+        context.close()
+        httpd.shutdown()
+
+
 def test_without_javascript_everything_can_be_read(open_page):
     page = open_page("ppo.html", java_script_enabled=False)
+    other = open_page(HOME["lab-c"], java_script_enabled=False)
     for name, lab in LABS.items():
-        panel = page.locator(f"#{name}")
+        panel = (other if name == "lab-c" else page).locator(f"#{name}")
         expect(panel.locator("svg")).to_be_visible()
         expect(panel.locator("form")).to_be_hidden()
         texts = panel.locator(".ppo-readout").all_inner_texts()
@@ -349,11 +426,12 @@ def test_icons_are_drawn_without_the_script(open_page, site):
 
 
 def test_page_weight(site):
-    """What the labs add to the chapter, and the font, stay small."""
-    html = (site / "ppo.html").read_text(encoding="utf-8")
-    data = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
-    assert len(data) == len(LABS)
-    assert len(gzip.compress("".join(data).encode())) < 80_000
+    """What the labs add to their pages, and the font, stay small."""
+    for path, count, limit in (("ppo.html", 2, 80_000), ("hyperparameters.html", 1, 250_000)):
+        html = (site / path).read_text(encoding="utf-8")
+        data = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+        assert len(data) == count
+        assert len(gzip.compress("".join(data).encode())) < limit
     assert (site / "_static/math.woff2").stat().st_size < 60_000
     heavy = [p for p in site.rglob("*.js") if p.stat().st_size > 100_000]
     assert not heavy

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from ppo_demo.diagnostics import approx_kl, clip_fraction, explained_variance
 from ppo_demo.divergences import (
     adaptive_kl_weight,
     best_of_n_kl_bound,
+    best_of_n_log_ratio,
     categorical_kl,
     entropy,
     kl_estimate,
@@ -495,6 +497,30 @@ def test_a_new_algorithm_is_one_expression():
 
 
 LOGS, MASK, ADVANTAGE = np.full((2, 3), -1.0), np.ones((2, 3)), np.ones((2, 1))
+
+
+@given(arrays(float, st.integers(1, 4), elements=st.floats(0.05, 1)), st.integers(1, 4))
+def test_best_of_n_against_every_draw_of_n(weights, n):
+    """Completions in the order of their scores; every way to draw n of them is listed."""
+    policy = weights / weights.sum()
+    best = np.zeros(len(policy))
+    for drawn in product(range(len(policy)), repeat=n):
+        best[max(drawn)] += np.prod(policy[list(drawn)])
+    below = np.minimum(np.cumsum(policy) - policy, 1 - policy)
+    for kind in (np.asarray, torch.as_tensor):
+        logs = np.asarray(best_of_n_log_ratio(kind(below), kind(policy), n))
+        np.testing.assert_allclose(logs, np.log(best / policy), atol=1e-9)
+    assert (best * logs).sum() <= best_of_n_kl_bound(float(n)) + 1e-9
+
+
+def test_best_of_n_of_very_many_completions():
+    """The limit of a continuous reward: the density is n F^(n - 1)."""
+    below = np.array([0.0, 0.3, 0.9, 1 - 1e-13])
+    found = best_of_n_log_ratio(below, np.full(4, 1e-14), 64)
+    np.testing.assert_allclose(found[1:], np.log(64) + 63 * np.log(below[1:]), rtol=1e-9)
+    assert found[0] == pytest.approx(63 * np.log(1e-14))
+
+
 BAD_CALLS = [
     (lambda: policy_loss(ALGORITHMS["ppo"], LOGS, LOGS, ADVANTAGE, 0 * MASK), "mask must be true"),
     (
@@ -560,6 +586,10 @@ BAD_CALLS = [
     (lambda: linear_kl_weight(0.1, -0.1, 0.5), "end must be at least 0, got -0.1"),
     (lambda: linear_kl_weight(0.1, 0.1, 2), "progress must be from 0 to 1, got 2"),
     (lambda: best_of_n_kl_bound(0), "n must be at least 1, got 0"),
+    (lambda: best_of_n_log_ratio(0.5, 0.1, 0), "n must be at least 1, got 0"),
+    (lambda: best_of_n_log_ratio(-0.5, 0.1, 2), "below must be from 0 to 1, got "),
+    (lambda: best_of_n_log_ratio(0.5, 0.0, 2), "probability must be above 0, got "),
+    (lambda: best_of_n_log_ratio(0.9, 0.2, 2), "below .* probability must be at most 1, got "),
     (lambda: adaptive_kl_weight(-1, 1, target=1, horizon=1, samples=1), "kl_weight must be at"),
 ]
 

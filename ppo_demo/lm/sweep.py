@@ -8,14 +8,15 @@ goes on with those that are missing.
 import hashlib
 import io
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import joblib
@@ -42,16 +43,27 @@ LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 CLIP_RANGES = (0.05, 0.1, 0.2, 0.4)
 KL_WEIGHTS = (0.0, 0.01, 0.05, 0.2, 1.0)
 SEEDS = (0, 1)
-METRICS = ("reward", "gold", "kl", "clip_fraction", "entropy")
-"""What is kept of a run's history, for every batch."""
+METRICS: Mapping[str, int] = MappingProxyType(
+    {"reward": 2, "gold": 2, "kl": 2, "clip_fraction": 3, "entropy": 3}
+)
+"""What is kept of a run's history, for every batch, and to how many decimals."""
 SAMPLES = 3
 """Reviews that a trained policy writes."""
 STORED = Path(__file__).with_name("sweep.json")
 """The sweep that the book's lab shows."""
 
+LAST = 5
+"""What a run comes to is its mean over this many last batches."""
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Parallel: TypeAlias = Callable[..., Any]
 Record: TypeAlias = dict[str, Any]
 """A finished run: ``config``, ``seconds``, ``curves`` by metric and ``samples``."""
 Task: TypeAlias = Callable[[TrainConfig, bytes], Record]
+
+
+_CHANCE = threading.Lock()
+"""Initial weights come from PyTorch's own generator, which the threads of a process share."""
 
 
 class SweepError(RuntimeError):
@@ -234,7 +246,8 @@ def sweep(
         raise ValueError(f"configs must all be different, got {len(configs)} with repetitions")
     made_by = sources()
     places = {config: folder / f"{_name(config, made_by)}.json" for config in configs}
-    with _backend(workers, scheduler, backend) as parallel:
+    # Threads of one process share the number of threads: none may restore more than one.
+    with one_thread(), _backend(workers, scheduler, backend) as parallel:
         starts = _starts({c.seed for c in configs}, folder, made_by, parallel, starter)
         missing = [c for c, place in places.items() if not place.exists()]
         done = len(configs) - len(missing)
@@ -290,23 +303,25 @@ def _starts(
     seeds: set[int],
     folder: Path,
     made_by: str,
-    parallel: joblib.Parallel,
+    parallel: Parallel,
     starter: Callable[[int], bytes],
 ) -> dict[int, bytes]:
     """Return the start of each seed; they are kept beside the runs."""
     places = {seed: folder / f"start-{seed}-{made_by}.pt" for seed in sorted(seeds)}
     missing = [seed for seed, place in places.items() if not place.exists()]
     if missing:
-        made = parallel(joblib.delayed(lambda s: (s, starter(s)))(seed) for seed in missing)
-        for seed, packed in made:
+        for seed, packed in parallel(joblib.delayed(_start)(starter, s) for s in missing):
             write_atomically(places[seed], packed)
     return {seed: place.read_bytes() for seed, place in places.items()}
 
 
+def _start(starter: Callable[[int], bytes], seed: int) -> tuple[int, bytes]:
+    with _CHANCE:
+        return seed, starter(seed)
+
+
 @contextmanager
-def _backend(
-    workers: int, scheduler: str | None, backend: str | None
-) -> Iterator[joblib.Parallel]:
+def _backend(workers: int, scheduler: str | None, backend: str | None) -> Iterator[Parallel]:
     """Yield joblib's `Parallel` for processes here or for a cluster."""
     # One run a task: the runs are long. Results as they come, so that each is kept at once.
     options: dict[str, Any] = {"batch_size": 1, "return_as": "generator_unordered"}
@@ -323,12 +338,144 @@ def _backend(
             f"got {scheduler!r}"
         ) from error
 
-    class Streaming(DaskDistributedBackend):
-        supports_return_generator = True
+    with Client(scheduler, set_as_default=False) as client:
+        cluster = DaskDistributedBackend(client=client)
+        # joblib hands results over as they come where a backend says that it reports each; this
+        # one does, and does not say so.
+        cluster.supports_return_generator = True
+        with joblib.parallel_config(backend=cluster):
+            yield joblib.Parallel(**options)
 
-    joblib.register_parallel_backend("dask-streaming", Streaming)
-    with (
-        Client(scheduler, set_as_default=False) as client,
-        joblib.parallel_config(backend="dask-streaming", client=client),
-    ):
-        yield joblib.Parallel(**options)
+
+# --- what the package keeps, and what it says ---
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep, as arrays over the grid.
+
+    Attributes
+    ----------
+    learning_rates, clip_ranges, kl_weights : tuple of float
+        The grid's axes.
+    seeds : tuple of int
+        Of each point.
+    curves : mapping of str to array, shape (learning rates, ε, β, seeds, batches)
+        Of each of `METRICS`.
+    samples : array of str, shape (learning rates, ε, β, reviews)
+        What the policy of the first seed writes after training.
+    facts : mapping
+        Where it comes from: ``sources``, ``versions``, ``settings`` and ``seconds``, the last
+        summed over the runs.
+    """
+
+    learning_rates: tuple[float, ...]
+    clip_ranges: tuple[float, ...]
+    kl_weights: tuple[float, ...]
+    seeds: tuple[int, ...]
+    curves: Mapping[str, Floats]
+    samples: npt.NDArray[np.str_]
+    facts: Mapping[str, Any]
+
+    def ends(self, metric: str) -> Floats:
+        """Means over the last batches; shape (learning rates, ε, β, seeds)."""
+        return np.asarray(self.curves[metric][..., -LAST:].mean(-1))
+
+    @property
+    def gains(self) -> Floats:
+        """Gold reward at the end less that of the first batch; shape as `ends`."""
+        return np.asarray(self.ends("gold") - self.curves["gold"][..., 0])
+
+    def frontier(self, metric: str) -> tuple[Floats, Floats]:
+        """KL and metric, at the end, of the runs that no other run beats; by ascending KL."""
+        kl, value = self.ends("kl").ravel(), self.ends(metric).ravel()
+        best = frontier(kl, value)
+        return kl[best], value[best]
+
+    def learns(self, gain: float = 0.5) -> npt.NDArray[np.bool_]:
+        """Whether gold rises by `gain` on every seed; shape (learning rates, ε, β)."""
+        return np.asarray((self.gains >= gain).all(-1))
+
+    def highest_learning_rate(self, gain: float = 0.5) -> Floats:
+        """Highest learning rate that learns, NaN where none does; shape (ε, β)."""
+        rates = np.asarray(self.learning_rates)[:, None, None]
+        highest = np.where(self.learns(gain), rates, -np.inf).max(0)
+        return np.where(np.isfinite(highest), highest, np.nan)
+
+
+def frontier(cost: Floats, value: Floats) -> npt.NDArray[np.intp]:
+    """Return which points no other beats: none has a higher value at the same or a lower cost.
+
+    Parameters
+    ----------
+    cost, value : array, shape (points,)
+        For example the KL divergence and the reward of runs.
+
+    Returns
+    -------
+    array of int
+        Their places, by ascending cost.
+    """
+    order = np.lexsort((-value, cost))
+    best = np.maximum.accumulate(value[order])
+    new = np.diff(best, prepend=-np.inf) > 0
+    return order[new]
+
+
+AXES = ("learning_rate", "clip_range", "kl_weight", "seed")
+"""The settings that differ between runs of a sweep."""
+
+
+def save(records: Sequence[Record], path: Path = STORED) -> None:
+    """Keep a sweep in the package, with what made it; a line a run."""
+    common = {k: v for k, v in records[0]["config"].items() if k not in AXES}
+    facts = {
+        "sources": sources(),
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "settings": common,
+    }
+    lines = []
+    for record in records:
+        found = {name: record["config"][name] for name in AXES}
+        rounded = {
+            name: [round(v, digits) + 0.0 for v in record["curves"][name]]
+            for name, digits in METRICS.items()
+        }
+        rest = {"seconds": record["seconds"], "samples": record["samples"], "curves": rounded}
+        lines.append(json.dumps({**found, **rest}, separators=(",", ":"), allow_nan=False))
+    head = json.dumps(facts, indent=1).removesuffix("\n}")
+    text = f'{head},\n "runs": [\n' + ",\n".join(lines) + "\n ]\n}\n"
+    write_atomically(path, text.encode())
+
+
+def load(path: Path = STORED) -> Sweep:
+    """Return the sweep that the package holds.
+
+    Raises
+    ------
+    ValueError
+        If the file's runs do not fill a grid.
+    """
+    record = json.loads(path.read_text(encoding="utf-8"))
+    runs = {tuple(run[name] for name in AXES): run for run in record["runs"]}
+    axes = [tuple(sorted({key[i] for key in runs})) for i in range(len(AXES))]
+    points = list(product(*axes))
+    if set(points) != set(runs):
+        raise ValueError(f"runs of {path.name} must fill their grid of {len(points)}")
+    shape = tuple(map(len, axes))
+    seconds = sum(run["seconds"] for run in record["runs"])
+    every = [runs[point] for point in points]
+    first = np.asarray([run["samples"] for run in every])
+    learning_rates, clip_ranges, kl_weights, seeds = axes
+    return Sweep(
+        learning_rates,
+        clip_ranges,
+        kl_weights,
+        seeds,
+        curves={
+            name: np.asarray([run["curves"][name] for run in every]).reshape(*shape, -1)
+            for name in METRICS
+        },
+        samples=first.reshape(*shape, -1)[..., 0, :],
+        facts={**{k: record[k] for k in ("sources", "versions", "settings")}, "seconds": seconds},
+    )

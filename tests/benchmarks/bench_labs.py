@@ -58,9 +58,12 @@ def test_whole_grid_against_a_loop_over_its_points():
     assert ratio >= 50
 
 
-@pytest.mark.parametrize("name", ["lab-a", "lab-b"])
-def test_script_time_of_a_slider_move(open_page, name):
-    page = open_page("ppo.html")
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("lab-a", "ppo.html"), ("lab-b", "ppo.html"), ("lab-c", "hyperparameters.html")],
+)
+def test_script_time_of_a_slider_move(open_page, name, path):
+    page = open_page(path)
     times = page.evaluate(MOVES, name)
     median, worst = statistics.median(times), max(times)
     print(
