@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ppo_demo import __main__ as command_line
+from ppo_demo.lm import effects
 from ppo_demo.lm import sweep as sweeping
 from ppo_demo.lm.pretrain import POLICY, SCORER, RewardModel, seeded
 
-CONFIGS = sweeping.grid((1e-3, 1e-2), (0.1, 0.2), (0.0, 0.05), (0, 1), steps=2, batch_size=16)
+CONFIGS = sweeping.grid((1e-3, 1e-2), (0.2,), (0.0, 0.05), (0, 1), steps=2, batch_size=16)
 
 
 def untrained(seed):
@@ -245,7 +246,7 @@ def test_command_keeps_results_and_says_what_learns(tmp_path, monkeypatch, capsy
     assert "Highest learning rate that still learns" in out
     assert f"{len(CONFIGS)} runs of" in out
     found = sweeping.load(tmp_path / "sweep.json")
-    assert found.curves["kl"].shape == (2, 2, 2, 2, 2)
+    assert found.curves["kl"].shape == (2, 1, 2, 2, 2)
     assert found.facts["settings"]["batch_size"] == 16
 
 
@@ -300,7 +301,7 @@ def test_save_and_load_agree(tmp_path, expected):
         if c["seed"] == 0:
             assert list(found.samples[place[:3]]) == record["samples"]
     sweeping.save(records[1:], tmp_path / "y.json")
-    with pytest.raises(ValueError, match=r"runs of y.json must fill their grid of 16"):
+    with pytest.raises(ValueError, match=r"runs of y.json must fill their grid of 8"):
         sweeping.load(tmp_path / "y.json")
 
 
@@ -342,15 +343,129 @@ def test_stored_sweep_is_small():
 def test_three_points_by_date_can_be_repeated():
     """Points change from day to day, so that in time all are checked.
 
-    On another processor sums round differently, and a run is chaotic once it moves fast: so the
-    first batches are held closely, and the end to what the book says of it.
+    Where the supervised start comes out the same to the bit, so do the runs. Another processor
+    rounds sums differently. Then the first batch is the same to a few hundredths, and the next
+    ones at rates up to 0.003 stay near; after that a run is chaotic.
     """
     record = json.loads(sweeping.STORED.read_text(encoding="utf-8"))
     configs = sweeping.grid()
     day = dt.datetime.now(dt.UTC).date().toordinal()
     chosen = np.random.default_rng(day).choice(len(configs), 3, replace=False)
     starts = {seed: sweeping.make_start(seed) for seed in {configs[i].seed for i in chosen}}
+    near = {"reward": 0.6, "gold": 0.6, "kl": 1.6, "clip_fraction": 0.3, "entropy": 0.2}
     for i in chosen:
         config, kept = configs[i], record["runs"][i]["curves"]
-        found = sweeping.run(config, starts[config.seed])["curves"]
-        check_repetition(found, kept, sweeping.label(config))
+        found = sweeping.run(config, starts[config.seed])
+        same = found["start"] == record["starts"][str(config.seed)]
+        print(f"{sweeping.label(config)}: {'to the bit' if same else 'another processor'}")
+        for name, digits in sweeping.METRICS.items():
+            mine, its = np.asarray(found["curves"][name]), np.asarray(kept[name])
+            if same:
+                np.testing.assert_allclose(mine, its, atol=0.51 * 10**-digits, err_msg=name)
+                continue
+            batches = 5 if config.learning_rate <= 3e-3 else 1
+            limit = near[name] if batches > 1 or name != "clip_fraction" else 1
+            np.testing.assert_allclose(mine[:batches], its[:batches], atol=limit, err_msg=name)
+
+
+# --- what the pages say of it ---
+
+
+def at(stored, learning_rate=1e-3, clip_range=0.2, kl_weight=0.05):
+    return (
+        stored.learning_rates.index(learning_rate),
+        stored.clip_ranges.index(clip_range),
+        stored.kl_weights.index(kl_weight),
+    )
+
+
+def test_what_the_page_says_to_try(stored):
+    assert stored.learns()[at(stored)]
+    assert stored.learns()[at(stored, 1e-4)]
+    assert (stored.ends("clip_fraction")[at(stored, 1e-4)] < 0.01).all()
+    fast = at(stored, 3e-2)
+    assert (stored.curves["kl"][fast][:, 1:5].max(-1) > 20).all()
+    assert (stored.curves["clip_fraction"][fast][:, 0] > 0.3).all()
+    free, held, tied = (at(stored, kl_weight=weight) for weight in (0.0, 0.05, 1.0))
+    assert (stored.ends("reward")[free] > stored.ends("reward")[held]).all()
+    assert (stored.ends("gold")[free] < -2).all()
+    assert (stored.ends("kl")[tied] < 1).all()
+    begun = stored.curves["entropy"][tied][:, 0]
+    np.testing.assert_allclose(stored.ends("entropy")[tied], begun, atol=0.1)
+
+
+def test_where_ppo_stops_helping(stored):
+    highest = stored.highest_learning_rate()
+    by_weight = dict(zip(stored.kl_weights, highest.T, strict=True))
+    assert (by_weight[0.0][:2] <= 3e-4).all()  # small rates, tight clips
+    assert np.isnan(by_weight[0.0][2:]).all()
+    assert (by_weight[0.2] >= 3e-3).all()
+    assert np.nanmax(highest) == by_weight[0.2].max() == 1e-2
+    assert not stored.learns()[stored.learning_rates.index(3e-2)].any()
+    np.testing.assert_array_equal(by_weight[0.01][[0, 1, 3]], [3e-3, 3e-4, 3e-3])
+
+
+def test_what_the_clip_range_does(stored):
+    gold = stored.ends("gold")[at(stored)[0], :, at(stored)[2]]
+    assert (gold.min(-1).max() < gold.max(-1)).all()  # the spreads overlap
+    clipped = stored.ends("clip_fraction")[at(stored)[0], :, at(stored)[2]].mean(-1)
+    assert (np.diff(clipped) < 0).all()
+    fell = (stored.gains < 0)[: stored.learning_rates.index(3e-3) + 1].sum((0, 2, 3))
+    assert fell[0] < fell[1] < min(fell[2:])
+
+
+def test_early_signs(stored):
+    signs = {name: stored.early_sign(name, 10) for name in sweeping.METRICS}
+    assert signs["kl"] > 0.85
+    assert signs["entropy"] < 0.25
+    assert 0.5 < signs["clip_fraction"] < 0.65
+    assert 0.5 < signs["reward"] < 0.65
+
+
+def test_early_sign_by_hand():
+    up, down = [1] * sweeping.LAST, [-1] * sweeping.LAST
+    found = small([[[0, 0, *up], [0, 9, *down]], [[0, 3, *down], [0, 0, *up]]])
+    assert found.early_sign("gold", 1) == 0.5
+    assert found.early_sign("gold", 2) == 1
+    assert found.early_sign("gold", 3) == 0
+
+
+def test_over_optimisation(stored):
+    kl, proxy, gold = (stored.ends(name).ravel() for name in ("kl", "reward", "gold"))
+    near, far = kl < 5, kl > 20
+    assert np.corrcoef(proxy[near], gold[near])[0, 1] > 0.8
+    assert (gold[far] < 0).all()
+    assert gold.max() == gold[(kl > 5) & (kl < 15)].max()
+    best = proxy >= np.quantile(proxy, 0.75)
+    assert 0.4 < (stored.gains.ravel()[best] < 0).mean() < 0.5
+
+
+def test_one_run_without_kl_term(stored):
+    free = at(stored, kl_weight=0.0)
+    proxy, gold = stored.curves["reward"][free], stored.curves["gold"][free]
+    assert (gold.argmax(-1) < 10).all()
+    assert (gold.max(-1) > gold[:, 0] + 0.5).all()
+    assert (gold[:, -1] < gold[:, 0] - 1).all()
+    assert (proxy[:, -1] > 0.95 * proxy.max(-1)).all()
+
+
+def test_what_the_kl_weight_does(stored):
+    i, j, _ = at(stored)
+    reward, gold, kl = (stored.ends(n)[i, j].mean(-1) for n in ("reward", "gold", "kl"))
+    assert (np.diff(reward) < 0).all()
+    assert (np.diff(kl) < 0).all()
+    assert gold.argmax() == stored.kl_weights.index(0.05)
+
+
+def test_ppo_against_best_of_n(stored):
+    """At the same KL best-of-n is ahead; PPO goes on where it cannot follow."""
+    for place, seed in enumerate(stored.seeds):
+        kl, gold, proxy = (stored.ends(n)[..., place].ravel() for n in ("kl", "gold", "reward"))
+        for n in (4, 8, 16, 32, 64, 128):
+            chosen = effects.load()[seed][f"best of {n}"]
+            near = kl <= chosen["kl"]
+            assert gold[near].max() < chosen["gold"]
+            assert proxy[near].max() < chosen["reward"]
+        most = effects.load()[seed]["best of 128"]
+        assert proxy.max() > most["reward"]
+        assert (gold.max() > most["gold"]) == (seed == 1)

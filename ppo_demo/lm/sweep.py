@@ -58,7 +58,7 @@ LAST = 5
 Floats: TypeAlias = npt.NDArray[np.float64]
 Parallel: TypeAlias = Callable[..., Any]
 Record: TypeAlias = dict[str, Any]
-"""A finished run: ``config``, ``seconds``, ``curves`` by metric and ``samples``."""
+"""A finished run: ``config``, a digest of its ``start``, ``seconds``, ``curves``, ``samples``."""
 Task: TypeAlias = Callable[[TrainConfig, bytes], Record]
 
 
@@ -177,6 +177,7 @@ def run(config: TrainConfig, start: bytes) -> Record:
         written = sample(trainer.policy, asked, chance, max_tokens=COMPLETION_LENGTH)
     return {
         "config": asdict(config),
+        "start": hashlib.sha256(start).hexdigest()[:16],
         "seconds": round(time.perf_counter() - begun, 2),
         "curves": {name: [round(m[name], 3) for m in trainer.history] for name in METRICS},
         "samples": [decode(tokens) for tokens in written.tokens],
@@ -338,13 +339,14 @@ def _backend(workers: int, scheduler: str | None, backend: str | None) -> Iterat
             f"got {scheduler!r}"
         ) from error
 
-    with Client(scheduler, set_as_default=False) as client:
-        cluster = DaskDistributedBackend(client=client)
-        # joblib hands results over as they come where a backend says that it reports each; this
-        # one does, and does not say so.
-        cluster.supports_return_generator = True
-        with joblib.parallel_config(backend=cluster):
-            yield joblib.Parallel(**options)
+    # joblib hands results over as they come where a backend says that it reports each; this one
+    # does, and does not say so.
+    streaming = type("Streaming", (DaskDistributedBackend,), {"supports_return_generator": True})
+    with (
+        Client(scheduler, set_as_default=False) as client,
+        joblib.parallel_config(backend=streaming(client=client)),
+    ):
+        yield joblib.Parallel(**options)
 
 
 # --- what the package keeps, and what it says ---
@@ -365,8 +367,8 @@ class Sweep:
     samples : array of str, shape (learning rates, ε, β, reviews)
         What the policy of the first seed writes after training.
     facts : mapping
-        Where it comes from: ``sources``, ``versions``, ``settings`` and ``seconds``, the last
-        summed over the runs.
+        Where it comes from: ``sources``, ``versions``, ``settings``, a digest of each seed's start
+        in ``starts``, and ``seconds``, summed over the runs.
     """
 
     learning_rates: tuple[float, ...]
@@ -391,6 +393,26 @@ class Sweep:
         kl, value = self.ends("kl").ravel(), self.ends(metric).ravel()
         best = frontier(kl, value)
         return kl[best], value[best]
+
+    def early_sign(self, metric: str, batch: int) -> float:
+        """How often a run that ends below its beginning has the higher metric early on.
+
+        Parameters
+        ----------
+        metric : str
+            One of `METRICS`.
+        batch : int
+            How many batches have been taken.
+
+        Returns
+        -------
+        float
+            Over all pairs of such a run and another, ties counted half: from 0 to 1, one half
+            for no sign at all (the area under the ROC curve).
+        """
+        values, fell = self.curves[metric][..., batch - 1], self.gains < 0
+        failing, others = values[fell][:, None], values[~fell]
+        return float((failing > others).mean() + (failing == others).mean() / 2)
 
     def learns(self, gain: float = 0.5) -> npt.NDArray[np.bool_]:
         """Whether gold rises by `gain` on every seed; shape (learning rates, ε, β)."""
@@ -433,6 +455,7 @@ def save(records: Sequence[Record], path: Path = STORED) -> None:
         "sources": sources(),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "settings": common,
+        "starts": {str(r["config"]["seed"]): r["start"] for r in records},
     }
     lines = []
     for record in records:
@@ -477,5 +500,5 @@ def load(path: Path = STORED) -> Sweep:
             for name in METRICS
         },
         samples=first.reshape(*shape, -1)[..., 0, :],
-        facts={**{k: record[k] for k in ("sources", "versions", "settings")}, "seconds": seconds},
+        facts={**{k: v for k, v in record.items() if k != "runs"}, "seconds": seconds},
     )
