@@ -338,10 +338,14 @@ class Explorer:
         rows = []
         for label, text in at.texts.items():
             # Room for the longest, so that nothing below moves with a slider.
-            lines = 1 + max(str(other).count("\n") for other in self.channels.texts[label].flat)
+            wide, narrow = (
+                max(_lines(str(other), width) for other in self.channels.texts[label].flat)
+                for width in (64, 32)
+            )
             rows.append(
                 f"<p><span>{html.escape(label)}</span> "
-                f'<output class="ppo-text" aria-live="off" style="--lines: {lines}">'
+                f'<output class="ppo-text" aria-live="off" style="--wide: {wide}; '
+                f'--narrow: {narrow}">'
                 f"{html.escape(str(text))}</output></p>"
             )
         return f'<div class="ppo-texts">{"".join(rows)}</div>' if rows else ""
@@ -472,6 +476,11 @@ def path_text(x: Floats, y: Floats, *, closed: bool = False) -> str:
     """Return SVG path data through points, in the form that explorer.js writes."""
     lines = "L".join(f"{_coordinate(a)} {_coordinate(b)}" for a, b in zip(x, y, strict=True))
     return f"M{lines}{'Z' if closed else ''}"
+
+
+def _lines(text: str, width: int) -> int:
+    """Return how many lines a text takes where `width` characters fit into one."""
+    return sum(max(1, math.ceil(len(line) / width)) for line in text.split("\n"))
 
 
 def _coordinate(value: npt.ArrayLike) -> str:

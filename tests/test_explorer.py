@@ -71,7 +71,7 @@ def test_names_stand_for_the_values_and_must_be_as_many():
 
 def with_more(power):
     there = np.array([True, False, True])
-    texts = np.array(["one", "two <b>\nlines", "three\nof\nthem"])
+    texts = np.array(["one", "two <b>\nlines", f"three\nof\n{'them ' * 8}"])
     return replace(line(power), shown={"dot": there}, texts={"It says": texts})
 
 
@@ -80,10 +80,10 @@ def test_what_is_shown_and_what_is_said():
     assert re.search(r'<g[^>]*id="powers-dot"[^>]*display="none"', html)
     assert "It says</span> " in html
     assert ">two &lt;b&gt;\nlines</output>" in html
-    assert 'style="--lines: 3"' in html  # room for the longest
+    assert 'style="--wide: 3; --narrow: 4"' in html  # room for the longest
     data = json.loads(re.search(r'application/json">(.*?)</script>', html, re.DOTALL)[1])
     [text] = data["texts"]
-    assert text["values"] == ["one", "two <b>\nlines", "three\nof\nthem"]
+    assert text["values"] == ["one", "two <b>\nlines", f"three\nof\n{'them ' * 8}"]
     [[identity, shown]] = data["shown"]
     assert identity == "powers-dot"
     assert np.cumsum(shown["steps"]).tolist() == [1, 0, 1]

@@ -314,6 +314,12 @@ def test_nothing_is_wider_than_the_page(open_page, path, width):
     assert over <= 0
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_no_two_elements_share_an_id(site, path):
+    ids = re.findall(r'\sid="([^"]+)"', (site / path).read_text(encoding="utf-8"))
+    assert [name for name in set(ids) if ids.count(name) > 1] == []
+
+
 def test_works_from_a_file(open_page):
     page = open_page("ppo.html", from_file=True)
     page.locator("#lab-a-learning_rate").press("End")

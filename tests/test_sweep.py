@@ -466,6 +466,9 @@ def test_ppo_against_best_of_n(stored):
             near = kl <= chosen["kl"]
             assert gold[near].max() < chosen["gold"]
             assert proxy[near].max() < chosen["reward"]
+        golds = [effects.load()[seed][f"best of {n}"]["gold"] for n in effects.SIZES]
+        assert golds[-1] == max(golds)
         most = effects.load()[seed]["best of 128"]
         assert proxy.max() > most["reward"]
         assert (gold.max() > most["gold"]) == (seed == 1)
+        assert (gold.max() > effects.load()[seed]["best of 64"]["gold"]) == (seed == 1)
