@@ -224,7 +224,7 @@ class Explorer:
 
         def check(what: str, array: Any, trailing: int) -> Any:
             array = np.asarray(array)
-            if array.dtype.kind not in "bU":
+            if array.dtype.kind not in ("b", "U"):
                 array = array.astype(np.float64)
             lead = array.shape[: array.ndim - trailing]
             fits = len(lead) == len(grid) and all(

@@ -126,8 +126,15 @@ def by_keyboard(field, index, last):
             field.press("ArrowLeft")
 
 
-@pytest.mark.parametrize("move", [by_mouse, by_keyboard])
-@pytest.mark.parametrize("name", LABS)
+@pytest.mark.parametrize(
+    ("name", "move"),
+    [
+        ("lab-a", by_mouse),
+        pytest.param("lab-b", by_mouse, marks=pytest.mark.slow),
+        pytest.param("lab-c", by_mouse, marks=pytest.mark.slow),
+        *((name, by_keyboard) for name in LABS),
+    ],
+)
 def test_each_slider_shows_what_python_computed(open_page, name, move):
     page, lab = open_page(HOME[name]), LABS[name]
     names = [slider.name for slider in lab.sliders]

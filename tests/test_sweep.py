@@ -199,6 +199,7 @@ def test_run_that_always_fails_is_named_and_the_others_kept(tmp_path):
     assert len(list(tmp_path.glob("*.json"))) == len(CONFIGS) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A worker stopped:UserWarning")
 def test_worker_that_dies_is_reported_and_its_runs_made(tmp_path, expected):
     marker = tmp_path / "died"

@@ -1,7 +1,8 @@
 """One iteration of reinforcement learning against TRL, in turn in one run: `nox -s speed`.
 
 Both sample 128 completions of exactly 14 tokens to prompts of 2, 8 a prompt, with a GPT of 2
-layers, width 64 and 4 heads over 36 words, and take 4 epochs of 2 gradient steps on them (GRPO).
+layers, width 64 and 4 heads over 36 words, and take 4 epochs of 2 gradient steps on them (GRPO,
+with its KL term).
 """
 
 import os
@@ -25,6 +26,7 @@ from ppo_demo.lm.pretrain import POLICY, seeded
 from ppo_demo.lm.trainer import TrainConfig, Trainer
 
 BATCH, GROUP, EPOCHS, MINIBATCHES, ROUNDS = 128, 8, 4, 2, 12
+KL_WEIGHT = 0.05  # both then score every batch with the reference too
 THREADS = 2
 
 
@@ -44,7 +46,7 @@ class Ours:
             group_size=GROUP,
             epochs=EPOCHS,
             minibatches=MINIBATCHES,
-            kl_weight=0.0,
+            kl_weight=KL_WEIGHT,
         )
         self.trainer = Trainer(config, reference, length_score)
 
@@ -86,10 +88,12 @@ def trl_seconds(folder):
             pad_token_id=0,
         )
     )
+    model.save_pretrained(folder / "start")  # TRL loads its reference from where the policy is
+    model = GPT2LMHeadModel.from_pretrained(folder / "start")
     steps = EPOCHS * MINIBATCHES
     arguments = GRPOConfig(
         output_dir=str(folder),
-        beta=0.0,
+        beta=KL_WEIGHT,
         report_to=[],
         use_cpu=True,
         bf16=False,
