@@ -55,7 +55,7 @@ def test_grid_is_as_large_as_was_asked():
     assert len(sweeping.KL_WEIGHTS) >= 5
     assert len(sweeping.SEEDS) >= 2
     sizes = [len(getattr(sweeping, n)) for n in ("LEARNING_RATES", "CLIP_RANGES", "KL_WEIGHTS")]
-    assert len(set(configs)) == np.prod(sizes) * len(sweeping.SEEDS)
+    assert len(set(configs)) == np.prod(sizes) * len(sweeping.SEEDS) == 240  # as the pages say
     assert {(c.algorithm, c.steps, c.batch_size) for c in configs} == {("ppo", 60, 128)}
 
 
@@ -144,6 +144,14 @@ def test_scheduler_needs_its_package(tmp_path, monkeypatch):
         run_sweep(tmp_path, scheduler="tcp://x:1")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x"])
+def test_scheduler_that_does_not_answer_is_named(tmp_path, address):
+    message = f"scheduler must be the address of a Dask scheduler that runs.*{address}"
+    with pytest.raises(ValueError, match=message):
+        run_sweep(tmp_path, scheduler=address)
+
+
 # --- nothing is lost ---
 
 
@@ -186,6 +194,37 @@ def test_failed_run_is_reported_and_tried_again(tmp_path, expected):
     assert numbers(records) == expected
 
 
+def test_start_that_fails_is_tried_again_and_named(tmp_path, expected):
+    marker = tmp_path / "failed"
+
+    def once(seed):
+        if not marker.exists():
+            marker.touch()
+            raise OSError("no room")
+        return untrained(seed)
+
+    records, told = run_sweep(tmp_path / "a", starter=once, backend="sequential")
+    assert told[0].startswith("failed (1 of 3): start of seed 0\n")
+    assert "OSError: no room" in told[0]
+    assert numbers(records) == expected
+
+    def never(seed):
+        raise OSError(f"no room for {seed}")
+
+    with pytest.raises(
+        sweeping.SweepError, match=r"(?s)2 of 2 are missing after 3 tries.*start of"
+    ):
+        run_sweep(tmp_path / "b", starter=never, backend="sequential")
+
+
+def test_a_number_that_is_none_is_a_failure(tmp_path):
+    def diverged(config, start, run=sweeping.run):
+        return {**run(config, start), "seconds": float("nan")}
+
+    with pytest.raises(sweeping.SweepError, match="1 of 1 are missing"):
+        run_sweep(tmp_path, CONFIGS[:1], task=diverged, backend="sequential")
+
+
 def test_run_that_always_fails_is_named_and_the_others_kept(tmp_path):
     def never(config, start, bad=CONFIGS[3], run=sweeping.run):
         if config == bad:
@@ -194,7 +233,7 @@ def test_run_that_always_fails_is_named_and_the_others_kept(tmp_path):
 
     with pytest.raises(sweeping.SweepError) as caught:
         run_sweep(tmp_path, task=never, tries=2, backend="sequential")
-    assert f"1 of {len(CONFIGS)} runs are missing after 2 tries" in str(caught.value)
+    assert f"1 of {len(CONFIGS)} are missing after 2 tries" in str(caught.value)
     assert sweeping.label(CONFIGS[3]) in str(caught.value)
     assert len(list(tmp_path.glob("*.json"))) == len(CONFIGS) - 1
 
@@ -211,7 +250,7 @@ def test_worker_that_dies_is_reported_and_its_runs_made(tmp_path, expected):
         return run(config, start)
 
     records, told = run_sweep(tmp_path / "runs", task=deadly)
-    assert [text[:22] for text in told] == ["lost a worker (1 of 3)"]
+    assert [text[:19] for text in told] == ["broken off (1 of 3)"]
     assert numbers(records) == expected
 
 

@@ -67,7 +67,7 @@ _CHANCE = threading.Lock()
 
 
 class SweepError(RuntimeError):
-    """Some runs could not be finished, however often they were tried."""
+    """Some runs, or where they start, could not be finished, however often they were tried."""
 
 
 def grid(
@@ -238,7 +238,7 @@ def sweep(
     SweepError
         If runs are missing after the last try. All others are kept.
     ValueError
-        If runs are alike, or `workers` or `tries` is below 1.
+        If runs are alike, `workers` or `tries` is below 1, or no scheduler answers.
     """
     for name, value in (("workers", workers), ("tries", tries)):
         if value < 1:
@@ -247,78 +247,95 @@ def sweep(
         raise ValueError(f"configs must all be different, got {len(configs)} with repetitions")
     made_by = sources()
     places = {config: folder / f"{_name(config, made_by)}.json" for config in configs}
+    seeds = sorted({config.seed for config in configs})
     # Threads of one process share the number of threads: none may restore more than one.
     with one_thread(), _backend(workers, scheduler, backend) as parallel:
-        starts = _starts({c.seed for c in configs}, folder, made_by, parallel, starter)
-        missing = [c for c, place in places.items() if not place.exists()]
-        done = len(configs) - len(missing)
+        done = sum(place.exists() for place in places.values())
         bar = tqdm(total=len(configs), initial=done, unit="run", dynamic_ncols=True, smoothing=0)
-        tell = report or bar.write
         with bar:
+            tell = report or bar.write
             if done:
                 tell(f"{done} of {len(configs)} runs are in {folder} already")
-            for attempt in range(1, tries + 1):
-                # A run that fails hands back its error; what the loop itself raises is the loss
-                # of a worker, which takes the runs under way with it.
-                try:
-                    for config, record, error in parallel(
-                        joblib.delayed(_attempt)(task, c, starts[c.seed]) for c in missing
-                    ):
-                        if error:
-                            tell(f"failed ({attempt} of {tries}): {label(config)}\n{error}")
-                        else:
-                            text = json.dumps(record)
-                            write_atomically(places[config], text.encode())
-                            bar.update()
-                except Exception as error:
-                    tell(f"lost a worker ({attempt} of {tries}): {type(error).__name__}: {error}")
-                missing = [c for c in missing if not places[c].exists()]
-                if not missing:
-                    break
-    if missing:
-        names = "\n".join(f"  {label(config)}" for config in missing)
-        raise SweepError(
-            f"{len(missing)} of {len(configs)} runs are missing after {tries} tries; the others "
-            f"are in {folder}:\n{names}"
-        )
+            starts = {seed: folder / f"start-{seed}-{made_by}.pt" for seed in seeds}
+            jobs = [_Job(f"start of seed {s}", p, _start, (starter, s)) for s, p in starts.items()]
+            _finish(jobs, parallel, tries, tell)
+            packed = {seed: place.read_bytes() for seed, place in starts.items()}
+            jobs = [
+                _Job(label(config), place, _encoded, (task, config, packed[config.seed]))
+                for config, place in places.items()
+            ]
+            _finish(jobs, parallel, tries, tell, bar.update)
     return [json.loads(place.read_text(encoding="utf-8")) for place in places.values()]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """Something to compute once: what it is called, where its bytes are kept, and the call."""
+
+    name: str
+    place: Path
+    function: Callable[..., bytes]
+    arguments: tuple[Any, ...]
+
+
+def _finish(
+    jobs: Sequence[_Job],
+    parallel: Parallel,
+    tries: int,
+    tell: Callable[[str], None],
+    advance: Callable[[], object] = lambda: None,
+) -> None:
+    """Compute what is not kept yet, and keep each result as it comes."""
+    for attempt in range(1, tries + 1):
+        missing = {i: job for i, job in enumerate(jobs) if not job.place.exists()}
+        if not missing:
+            return
+        # A job that fails hands back its error. What the loop itself raises is the loss of a
+        # worker, which takes the jobs under way with it.
+        try:
+            for i, data, error in parallel(
+                joblib.delayed(_attempt)(i, job.function, job.arguments)
+                for i, job in missing.items()
+            ):
+                if error:
+                    tell(f"failed ({attempt} of {tries}): {jobs[i].name}\n{error}")
+                else:
+                    write_atomically(jobs[i].place, data)
+                    advance()
+        except Exception as error:
+            tell(f"broken off ({attempt} of {tries}): {type(error).__name__}: {error}")
+    lost = [job.name for job in jobs if not job.place.exists()]
+    if lost:
+        names = "\n".join(f"  {name}" for name in lost)
+        raise SweepError(
+            f"{len(lost)} of {len(jobs)} are missing after {tries} tries; the others are in "
+            f"{jobs[0].place.parent}:\n{names}"
+        )
+
+
 def _attempt(
-    task: Task, config: TrainConfig, start: bytes
-) -> tuple[TrainConfig, Record | None, str]:
-    """Return a run's record, or its error as text: not every error can be sent as it is."""
+    number: int, function: Callable[..., bytes], arguments: tuple[Any, ...]
+) -> tuple[int, bytes, str]:
+    """Return a result, or its error as text: not every error can be sent as it is."""
     try:
-        return config, task(config, start), ""
+        return number, function(*arguments), ""
     except Exception:
-        return config, None, traceback.format_exc()
+        return number, b"", traceback.format_exc()
+
+
+def _start(starter: Callable[[int], bytes], seed: int) -> bytes:
+    with _CHANCE:
+        return starter(seed)
+
+
+def _encoded(task: Task, config: TrainConfig, start: bytes) -> bytes:
+    return json.dumps(task(config, start), allow_nan=False).encode()
 
 
 def _name(config: TrainConfig, made_by: str) -> str:
     """Return the name of a run's file: the same settings and code, the same name."""
     text = json.dumps([asdict(config), made_by], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _starts(
-    seeds: set[int],
-    folder: Path,
-    made_by: str,
-    parallel: Parallel,
-    starter: Callable[[int], bytes],
-) -> dict[int, bytes]:
-    """Return the start of each seed; they are kept beside the runs."""
-    places = {seed: folder / f"start-{seed}-{made_by}.pt" for seed in sorted(seeds)}
-    missing = [seed for seed, place in places.items() if not place.exists()]
-    if missing:
-        for seed, packed in parallel(joblib.delayed(_start)(starter, s) for s in missing):
-            write_atomically(places[seed], packed)
-    return {seed: place.read_bytes() for seed, place in places.items()}
-
-
-def _start(starter: Callable[[int], bytes], seed: int) -> tuple[int, bytes]:
-    with _CHANCE:
-        return seed, starter(seed)
 
 
 @contextmanager
@@ -338,14 +355,17 @@ def _backend(workers: int, scheduler: str | None, backend: str | None) -> Iterat
             f"scheduler needs the package distributed (pip install 'ppo-demo[cluster]'), "
             f"got {scheduler!r}"
         ) from error
-
+    try:
+        client = Client(scheduler, set_as_default=False, timeout=10)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"scheduler must be the address of a Dask scheduler that runs, such as "
+            f"tcp://10.0.0.1:8786, got {scheduler!r}"
+        ) from error
     # joblib hands results over as they come where a backend says that it reports each; this one
     # does, and does not say so.
     streaming = type("Streaming", (DaskDistributedBackend,), {"supports_return_generator": True})
-    with (
-        Client(scheduler, set_as_default=False) as client,
-        joblib.parallel_config(backend=streaming(client=client)),
-    ):
+    with client, joblib.parallel_config(backend=streaming(client=client)):
         yield joblib.Parallel(**options)
 
 
