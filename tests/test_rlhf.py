@@ -35,6 +35,9 @@ from ppo_demo.lm.corpus import (
 from ppo_demo.lm.model import ModelConfig
 from ppo_demo.lm.pretrain import (
     POLICY,
+    SCORER,
+    RewardModel,
+    RewardReport,
     preference_loss,
     seeded,
     supervised_start,
@@ -42,6 +45,7 @@ from ppo_demo.lm.pretrain import (
 )
 from ppo_demo.lm.rollout import sample
 from ppo_demo.lm.step import next_token_log_probs
+from ppo_demo.lm.sweep import pack_start
 from ppo_demo.lm.trainer import TrainConfig, Trainer, train, write_atomically
 
 # --- corpus ---------------------------------------------------------------------------------------
@@ -403,7 +407,7 @@ def test_every_row_learns_the_rule(start, key):
     policy, reward_model, _ = start
     # Without a ratio, nothing corrects for steps off-policy: one pass, as many steps.
     passes = {"epochs": 1, "minibatches": 8} if ALGORITHMS[key].ratio == "none" else {}
-    config = TrainConfig(algorithm=key, reward="rule", **passes)
+    config = TrainConfig(algorithm=key, reward="rule", packing=True, **passes)
     history = train(config, policy, reward_model).history
     assert history[0]["rule"] < 0.2
     assert np.mean([m["rule"] for m in history[-5:]]) > 0.75
@@ -465,13 +469,28 @@ def wait_until(condition, run):
     assert run.poll() is None, "the command ended before it was stopped"
 
 
+def test_command_line_keeps_the_start(tmp_path, monkeypatch, capsys):
+    policy, model = seeded(POLICY, 4), RewardModel(seeded(SCORER, 4), 0.25, 2.0)
+    monkeypatch.setattr(command_line, "supervised_start", lambda _: policy)
+    report = RewardReport(accuracy=0.9, correlation=0.8)
+    monkeypatch.setattr(command_line, "train_reward_model", lambda *_: (model, report))
+    path = tmp_path / "deep" / "start-4.pt"
+    assert command_line.start(4, path) == (policy, model)
+    assert "ranks 90% of unseen pairs" in capsys.readouterr().out
+    again, model_again = command_line.start(4, path)
+    assert capsys.readouterr().out == ""
+    tokens = prompts(5, chance())
+    assert torch.equal(again(tokens)[0], policy(tokens)[0])
+    assert torch.equal(model_again(tokens), model(tokens))
+
+
 @pytest.mark.slow
-def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path):
-    options = ["--algorithm", "grpo", "--steps", "40", "--threads", "1", "--checkpoint-every", "4"]
+def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path, start):
+    options = ["--algorithm", "grpo", "--steps", "24", "--threads", "1", "--checkpoint-every", "4"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):  # as an earlier run leaves it there
+        write_atomically(folder / "start-0.pt", pack_start(start[0], start[1]))
     subprocess.run(command(*options, "--output", str(whole)), check=True, capture_output=True)
-    parts.mkdir()
-    (parts / "start-0.pt").write_bytes((whole / "start-0.pt").read_bytes())
 
     # Killed outright once a checkpoint is there, then interrupted, then run to the end.
     run = subprocess.Popen(command(*options, "--output", str(parts)), stdout=subprocess.DEVNULL)
@@ -492,7 +511,7 @@ def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path):
 
     one, two = (json.loads((p / "history.json").read_text()) for p in (whole, parts))
     assert one == two
-    assert len(one["history"]) == 40
+    assert len(one["history"]) == 24
     assert "<svg" in (whole / "curves.svg").read_text()
     again = subprocess.run(
         command(*options, "--output", str(whole)), capture_output=True, text=True

@@ -380,7 +380,7 @@ def test_stored_sweep_is_small():
 
 
 @pytest.mark.slow
-def test_three_points_by_date_can_be_repeated():
+def test_three_points_by_date_can_be_repeated(tmp_path):
     """Points change from day to day, so that in time all are checked.
 
     Where the supervised start comes out the same to the bit, so do the runs. Another processor
@@ -391,11 +391,10 @@ def test_three_points_by_date_can_be_repeated():
     configs = sweeping.grid()
     day = dt.datetime.now(dt.UTC).date().toordinal()
     chosen = np.random.default_rng(day).choice(len(configs), 3, replace=False)
-    starts = {seed: sweeping.make_start(seed) for seed in {configs[i].seed for i in chosen}}
+    repeated = sweeping.sweep([configs[i] for i in chosen], tmp_path)
     near = {"reward": 0.6, "gold": 0.6, "kl": 1.6, "clip_fraction": 0.3, "entropy": 0.2}
-    for i in chosen:
+    for i, found in zip(chosen, repeated, strict=True):
         config, kept = configs[i], record["runs"][i]["curves"]
-        found = sweeping.run(config, starts[config.seed])
         same = found["start"] == record["starts"][str(config.seed)]
         print(f"{sweeping.label(config)}: {'to the bit' if same else 'another processor'}")
         for name, digits in sweeping.METRICS.items():
