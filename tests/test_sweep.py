@@ -454,11 +454,15 @@ def test_what_the_clip_range_does(stored):
 
 
 def test_early_signs(stored):
-    signs = {name: stored.early_sign(name, 10) for name in sweeping.METRICS}
-    assert signs["kl"] > 0.85
-    assert signs["entropy"] < 0.25
-    assert 0.5 < signs["clip_fraction"] < 0.65
-    assert 0.5 < signs["reward"] < 0.65
+    first, tenth = (
+        {name: stored.early_sign(name, batch) for name in sweeping.METRICS} for batch in (1, 10)
+    )
+    assert first["kl"] == 0.5
+    assert first["clip_fraction"] > 0.75
+    assert all(stored.early_sign("kl", batch) > 0.8 for batch in (2, 3, 10, 20))
+    assert tenth["kl"] > 1 - tenth["entropy"] > 0.75
+    assert all(0.4 < stored.early_sign("reward", batch) < 0.65 for batch in (1, 3, 10, 20))
+    assert tenth["reward"] > 0.5
 
 
 def test_early_sign_by_hand():

@@ -258,7 +258,10 @@ def sweep(
                 tell(f"{done} of {len(configs)} runs are in {folder} already")
             starts = {seed: folder / f"start-{seed}-{made_by}.pt" for seed in seeds}
             jobs = [_Job(f"start of seed {s}", p, _start, (starter, s)) for s, p in starts.items()]
+            bar.set_description("preparing starts")
             _finish(jobs, parallel, tries, tell)
+            bar.set_description("")
+            bar.unpause()  # the time left is that of runs
             packed = {seed: place.read_bytes() for seed, place in starts.items()}
             jobs = [
                 _Job(label(config), place, _encoded, (task, config, packed[config.seed]))
