@@ -463,7 +463,7 @@ def _training(sweep: "Sweep", metric: Floats, **_: Floats) -> Channels:
         },
         texts={
             "What became of it": verdicts[..., None],
-            "What it writes at the end": reviews[..., None],
+            f"What it writes at the end, seed {sweep.seeds[0]}": reviews[..., None],
         },
     )
 
