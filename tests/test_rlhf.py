@@ -407,7 +407,7 @@ def test_every_row_learns_the_rule(start, key):
     policy, reward_model, _ = start
     # Without a ratio, nothing corrects for steps off-policy: one pass, as many steps.
     passes = {"epochs": 1, "minibatches": 8} if ALGORITHMS[key].ratio == "none" else {}
-    config = TrainConfig(algorithm=key, reward="rule", packing=True, **passes)
+    config = TrainConfig(algorithm=key, reward="rule", steps=40, packing=True, **passes)
     history = train(config, policy, reward_model).history
     assert history[0]["rule"] < 0.2
     assert np.mean([m["rule"] for m in history[-5:]]) > 0.75
