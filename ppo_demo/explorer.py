@@ -271,7 +271,7 @@ class Explorer:
                 )
             index.append(list(slider.values).index(value))
 
-        def pick(what: str, array: Any, trailing: int) -> Any:  # noqa: ARG001
+        def pick(_what: str, array: Any, _trailing: int) -> Any:
             place = (0 if n == 1 else i for n, i in zip(array.shape, index, strict=False))
             return np.asarray(array[tuple(place)])
 

@@ -492,12 +492,13 @@ def _draw_training(sweep: "Sweep", at: Channels) -> Figure:
         _ticks(axes, METRICS["gold"]["yticks"])
         axes.set_xticks(METRICS["kl"]["yticks"], METRICS["kl"]["yticks"])
         axes.minorticks_off()
-        gold, kl, gains = sweep.ends("gold"), sweep.ends("kl"), sweep.gains
+        gold, kl = sweep.ends("gold"), sweep.ends("kl")
+        learned, fell = sweep.learned(), sweep.gains < 0
         axes.plot(*sweep.frontier("gold"), color=INK, linewidth=1, drawstyle="steps-post")
         for color, label, chosen in (
-            (INK, "gained little", (gains >= 0) & (gains < 0.5)),
-            (COLORS["ppo"], "learned", gains >= 0.5),
-            (COLORS["mark"], "ended below its start", gains < 0),
+            (INK, "gained little", ~(learned | fell)),
+            (COLORS["ppo"], "learned", learned),
+            (COLORS["mark"], "ended below its start", fell),
         ):
             dots = axes.plot(kl[chosen], gold[chosen], "o", color=color, ms=4, label=label)
             dots[0].set_markeredgewidth(0)

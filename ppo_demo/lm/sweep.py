@@ -26,15 +26,10 @@ import torch
 from tqdm import tqdm
 
 from ppo_demo.lm.corpus import COMPLETION_LENGTH, all_prompts, decode
+from ppo_demo.lm.effects import LAST
+from ppo_demo.lm.effects import start as begin
 from ppo_demo.lm.model import PolicyValueModel
-from ppo_demo.lm.pretrain import (
-    POLICY,
-    SCORER,
-    RewardModel,
-    seeded,
-    supervised_start,
-    train_reward_model,
-)
+from ppo_demo.lm.pretrain import POLICY, SCORER, RewardModel, seeded
 from ppo_demo.lm.rollout import sample
 from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
 from ppo_demo.provenance import TRAINING, digest
@@ -52,8 +47,8 @@ SAMPLES = 3
 STORED = Path(__file__).with_name("sweep.json")
 """The sweep that the book's lab shows."""
 
-LAST = 5
-"""What a run comes to is its mean over this many last batches."""
+AXES = ("learning_rate", "clip_range", "kl_weight", "seed")
+"""The settings that differ between runs of a sweep."""
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Parallel: TypeAlias = Callable[..., Any]
@@ -147,8 +142,7 @@ def unpack_start(packed: bytes) -> tuple[PolicyValueModel, RewardModel]:
 def make_start(seed: int) -> bytes:
     """Train the supervised start and the reward model of a seed, with one thread."""
     with one_thread():
-        policy = supervised_start(seed)
-        return pack_start(policy, train_reward_model(policy, seed)[0])
+        return pack_start(*begin(seed))
 
 
 # --- one run ---
@@ -186,10 +180,7 @@ def run(config: TrainConfig, start: bytes) -> Record:
 
 def label(config: TrainConfig) -> str:
     """Return what a run is called in reports."""
-    return (
-        f"learning_rate={config.learning_rate:g} clip_range={config.clip_range or 0:g} "
-        f"kl_weight={config.kl_weight:g} seed={config.seed}"
-    )
+    return " ".join(f"{name}={getattr(config, name)}" for name in AXES)
 
 
 # --- all of them ---
@@ -437,9 +428,13 @@ class Sweep:
         failing, others = values[fell][:, None], values[~fell]
         return float((failing > others).mean() + (failing == others).mean() / 2)
 
+    def learned(self, gain: float = 0.5) -> npt.NDArray[np.bool_]:
+        """Whether gold rises by `gain`; shape as `ends`."""
+        return np.asarray(self.gains >= gain)
+
     def learns(self, gain: float = 0.5) -> npt.NDArray[np.bool_]:
         """Whether gold rises by `gain` on every seed; shape (learning rates, ε, β)."""
-        return np.asarray((self.gains >= gain).all(-1))
+        return np.asarray(self.learned(gain).all(-1))
 
     def highest_learning_rate(self, gain: float = 0.5) -> Floats:
         """Highest learning rate that learns, NaN where none does; shape (ε, β)."""
@@ -465,10 +460,6 @@ def frontier(cost: Floats, value: Floats) -> npt.NDArray[np.intp]:
     best = np.maximum.accumulate(value[order])
     new = np.diff(best, prepend=-np.inf) > 0
     return order[new]
-
-
-AXES = ("learning_rate", "clip_range", "kl_weight", "seed")
-"""The settings that differ between runs of a sweep."""
 
 
 def save(records: Sequence[Record], path: Path = STORED) -> None:
