@@ -168,7 +168,9 @@ def test_whole_vocabulary_gradient_does_not_know_what_was_sampled(sampled):
     torch.testing.assert_close(logits.grad[:, :-1], expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
 def test_right_step_learns_and_circulating_step_does_not(seed):
     right = [m["reward"] for m in coins.train(20, seed)[1]]
     runs = coins.train(20, seed, step=pitfalls.circulating_step)[1]

@@ -80,7 +80,9 @@ def test_start_survives_packing():
 # --- the same numbers, whatever runs them ---
 
 
-@pytest.mark.parametrize("backend", ["sequential", "threading", "loky"])
+@pytest.mark.parametrize(
+    "backend", ["sequential", "threading", pytest.param("loky", marks=pytest.mark.slow)]
+)
 def test_backend_and_order_change_nothing(tmp_path, expected, backend):
     torch.set_num_threads(2)
     try:
