@@ -45,10 +45,11 @@ def serve(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, in a browser too; arguments go to pytest (`-- -m "not slow"`)."""
+    """Run the tests, in a browser too; arguments go to pytest (`-- -m "not slow"`, `-- -n 0`)."""
     install(session, "-e", ".[tests]")
     session.run("python", "tests/browser.py")  # finds a Chromium, or gets one, or fails
-    session.run("pytest", *session.posargs)
+    # Two processes, whatever the machine: each runs a browser or trains on one thread.
+    session.run("pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session

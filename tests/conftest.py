@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import browser as chromium
+import hypothesis
 import pytest
 import torch
+from filelock import FileLock
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +23,8 @@ CASES = {
 }
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("no clock", deadline=None)  # machines differ
+hypothesis.settings.load_profile("no clock")
 
 
 def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
@@ -31,11 +35,20 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def site() -> Path:
-    """The book, built into the folder that `nox -s book` uses, so that its page cache serves."""
+def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The book, built into the folder that `nox -s book` uses, so that its page cache serves.
+
+    Where several processes share the tests, the first to come builds it and the others wait.
+    """
     target = ROOT / "book/_build/html"
-    result = build(ROOT / "book", target)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        run = run.parent  # what the processes of one run have in common
+    with FileLock(run / "site.lock"):
+        if not (run / "site.built").exists():
+            result = build(ROOT / "book", target)
+            assert result.returncode == 0, result.stdout + result.stderr
+            (run / "site.built").touch()
     return target
 
 
