@@ -34,6 +34,8 @@ SETTINGS = {
     "same arithmetic": {"bf16": False, "activation_checkpointing": False},
     "TRL's defaults": {},
 }
+# Measured on noisy machines: 2.4 to 2.7 and 3.0 to 3.1. A fall below these is a regression.
+FLOOR = {"same arithmetic": 2.0, "TRL's defaults": 2.5}
 
 
 def length_score(tokens):
@@ -196,7 +198,7 @@ def test_iteration_against_trl(name, tmp_path):
     )
     parts = where_the_time_goes(ours.trainer)
     print("where it goes: " + ", ".join(f"{k} {v * 1e3:.0f} ms" for k, v in parts.items()))
-    assert ratio > 1.8  # measured: 2.4 to 2.6; a fall below this is a regression
+    assert ratio > FLOOR[name]
 
 
 def where_the_time_goes(trainer):
