@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
@@ -237,8 +238,10 @@ def effects_command(seeds: int = 5, workers: int = 2, save: bool = False) -> Non
     save : bool
         Keep the results in the package; the book prints them.
     """
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        studies = list(pool.map(effects.one_thread, range(seeds)))
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, torch.set_num_threads, (1,)) as pool:
+        tell = partial(print, flush=True)
+        studies = list(pool.map(partial(effects.study, progress=tell), range(seeds)))
     if save:
         effects.save(studies)
     print("\nTraining on the reward model")

@@ -88,15 +88,15 @@ def as_mask(mask: Array, shape: tuple[int, ...], name: str = "mask") -> Array:
     """Return a mask as booleans after checking its shape and that it is true somewhere."""
     xp = namespace(mask)
     require_shape(shape, **{name: mask})
-    mask = xp.astype(mask, xp.bool)
-    require(name, mask, xp.any(mask), "true for at least one token")
+    mask = xp.astype(mask, xp.bool, copy=False)
+    require(name, mask, bool(xp.any(mask)), "true for at least one token")
     return mask
 
 
 def keep(values: Array, mask: Array) -> Array:
     """Replace what stands where the mask is false by 0, NaN included, in value and gradient."""
     xp = namespace(values, mask)
-    return xp.where(mask, values, xp.zeros_like(values))
+    return xp.where(mask, values, 0)
 
 
 def stop_gradient(values: Array) -> Array:

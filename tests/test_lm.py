@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ppo_demo.lm import coins, corpus, pitfalls
-from ppo_demo.lm.model import ModelConfig, PolicyValueModel
+from ppo_demo.lm.model import ModelConfig, PolicyValueModel, causal_attention, next_attention
 from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_losses, ppo_step
 
 
@@ -102,6 +103,29 @@ def test_no_position_sees_a_later_one():
     for a, b in zip(model(tokens), model(changed), strict=True):
         torch.testing.assert_close(a[:, :4], b[:, :4])
         assert not torch.allclose(a[:, 4:], b[:, 4:])
+
+
+@pytest.mark.parametrize("time", [1, 5, 15, 16, 20])
+def test_attention_is_that_of_the_library(time):
+    generator = torch.Generator().manual_seed(time)
+    heads = torch.randn(3, time, 3, 4, 8, generator=generator, requires_grad=True)
+    weights = torch.randn(3, time, 32, generator=generator)
+    query, key, value = heads.permute(2, 0, 3, 1, 4)
+    theirs = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    theirs = theirs.transpose(1, 2).flatten(2)
+    mine = causal_attention(heads)
+    torch.testing.assert_close(mine, theirs)
+    gradients = [torch.autograd.grad((x * weights).sum(), heads)[0] for x in (mine, theirs)]
+    torch.testing.assert_close(*gradients)
+    last = next_attention(heads[:, -1, 0], *heads[:, :, 1:].permute(2, 1, 0, 3, 4))
+    torch.testing.assert_close(last, theirs[:, -1:])
+
+
+def test_cache_takes_one_token_after_the_start():
+    model = PolicyValueModel(ModelConfig(vocabulary=5, context=8))
+    tokens = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ValueError, match="tokens must be one a sequence after position 0, got 3"):
+        model(tokens, model.new_cache(1), 2)
 
 
 @pytest.mark.parametrize(

@@ -336,10 +336,8 @@ def test_save_and_load_agree(tmp_path, expected):
             found.kl_weights.index(c["kl_weight"]),
             found.seeds.index(c["seed"]),
         )
-        for name, digits in sweeping.METRICS.items():
-            np.testing.assert_allclose(
-                found.curves[name][place], record["curves"][name], atol=0.51 * 10**-digits
-            )
+        for name in sweeping.METRICS:
+            assert found.curves[name][place].tolist() == record["curves"][name]
         if c["seed"] == 0:
             assert list(found.samples[place[:3]]) == record["samples"]
     sweeping.save(records[1:], tmp_path / "y.json")
@@ -399,10 +397,10 @@ def test_three_points_by_date_can_be_repeated(tmp_path):
         config, kept = configs[i], record["runs"][i]["curves"]
         same = found["start"] == record["starts"][str(config.seed)]
         print(f"{sweeping.label(config)}: {'to the bit' if same else 'another processor'}")
-        for name, digits in sweeping.METRICS.items():
+        for name in sweeping.METRICS:
             mine, its = np.asarray(found["curves"][name]), np.asarray(kept[name])
             if same:
-                np.testing.assert_allclose(mine, its, atol=0.51 * 10**-digits, err_msg=name)
+                np.testing.assert_array_equal(mine, its, err_msg=name)
                 continue
             batches = 5 if config.learning_rate <= 3e-3 else 1
             limit = near[name] if batches > 1 or name != "clip_fraction" else 1
@@ -436,14 +434,18 @@ def test_what_the_page_says_to_try(stored):
 
 
 def test_where_ppo_stops_helping(stored):
-    highest = stored.highest_learning_rate()
-    by_weight = dict(zip(stored.kl_weights, highest.T, strict=True))
-    assert (by_weight[0.0][:2] <= 3e-4).all()  # small rates, tight clips
-    assert np.isnan(by_weight[0.0][2:]).all()
-    assert (by_weight[0.2] >= 3e-3).all()
-    assert np.nanmax(highest) == by_weight[0.2].max() == 1e-2
-    assert not stored.learns()[stored.learning_rates.index(3e-2)].any()
-    np.testing.assert_array_equal(by_weight[0.01][[0, 1, 3]], [3e-3, 3e-4, 3e-3])
+    learns, rates = stored.learns(), stored.learning_rates
+    free, held = stored.kl_weights.index(0.0), stored.kl_weights.index(0.05)
+    fast, fastest = rates.index(1e-2), rates.index(3e-2)
+    assert not learns[:, :, free].any()
+    assert learns[:fast, :, held:].all()
+    assert (~learns[fast, :, held:]).sum() == 1
+    assert (learns[fastest].sum(), learns[fastest].size) == (4, 20)
+    fell = stored.gains < 0
+    assert fell[: fast + 1, :, held:].mean() < 0.02
+    assert min(fell[fastest].mean(), fell[:, :, free].mean()) > 0.65
+    highest = stored.highest_learning_rate()[:, held]
+    np.testing.assert_array_equal(highest, [3e-2, 3e-2, 1e-2, 3e-2])
 
 
 def test_what_the_clip_range_does(stored):
@@ -451,8 +453,13 @@ def test_what_the_clip_range_does(stored):
     assert (gold.min(-1).max() < gold.max(-1)).all()  # the spreads overlap
     clipped = stored.ends("clip_fraction")[at(stored)[0], :, at(stored)[2]].mean(-1)
     assert (np.diff(clipped) < 0).all()
-    fell = (stored.gains < 0)[: stored.learning_rates.index(3e-3) + 1].sum((0, 2, 3))
-    assert fell[0] < fell[1] < min(fell[2:])
+    fastest = stored.learning_rates.index(3e-2)
+    fell = stored.gains < 0
+    slow, fast = fell[:fastest].sum((0, 2, 3)), fell[fastest].sum((1, 2))
+    assert slow.argmax() == 3
+    share = slow.mean() / 50  # four draws from one share would differ as much, or more
+    assert np.ptp(slow) < 2 * np.sqrt(50 * share * (1 - share))
+    assert (fast > 5).all()
 
 
 def test_early_signs(stored):
@@ -460,11 +467,14 @@ def test_early_signs(stored):
         {name: stored.early_sign(name, batch) for name in sweeping.METRICS} for batch in (1, 10)
     )
     assert first["kl"] == 0.5
-    assert first["clip_fraction"] > 0.75
-    assert all(stored.early_sign("kl", batch) > 0.8 for batch in (2, 3, 10, 20))
-    assert tenth["kl"] > 1 - tenth["entropy"] > 0.75
-    assert all(0.4 < stored.early_sign("reward", batch) < 0.65 for batch in (1, 3, 10, 20))
-    assert tenth["reward"] > 0.5
+    assert 0.65 < first["clip_fraction"] < 0.75
+    assert all(stored.early_sign("kl", batch) > 0.7 for batch in (2, 3))
+    assert all(stored.early_sign("kl", batch) > 0.8 for batch in (10, 20))
+    assert tenth["kl"] > 1 - tenth["entropy"] > 0.7
+    assert all(0.4 < stored.early_sign("reward", batch) < 0.6 for batch in (1, 2, 3))
+    assert 0.55 < tenth["reward"] < 0.7
+    far = stored.curves["kl"][..., 10] > 20
+    assert (stored.gains[far] < 0).mean() > 0.7
 
 
 def test_early_sign_by_hand():
@@ -479,10 +489,11 @@ def test_over_optimisation(stored):
     kl, proxy, gold = (stored.ends(name).ravel() for name in ("kl", "reward", "gold"))
     near, far = kl < 5, kl > 20
     assert np.corrcoef(proxy[near], gold[near])[0, 1] > 0.8
-    assert (gold[far] < 0).all()
+    assert -0.5 < gold[far].max() < 0.1
     assert gold.max() == gold[(kl > 5) & (kl < 15)].max()
     best = proxy >= np.quantile(proxy, 0.75)
-    assert 0.4 < (stored.gains.ravel()[best] < 0).mean() < 0.5
+    fell = stored.gains.ravel() < 0
+    assert fell[best].mean() > 0.5 > 1.5 * fell.mean()
 
 
 def test_one_run_without_kl_term(stored):
@@ -515,5 +526,8 @@ def test_ppo_against_best_of_n(stored):
         assert golds[-1] == max(golds)
         most = effects.load()[seed]["best of 128"]
         assert proxy.max() > most["reward"]
-        assert (gold.max() > most["gold"]) == (seed == 1)
-        assert (gold.max() > effects.load()[seed]["best of 64"]["gold"]) == (seed == 1)
+        ahead = proxy > most["reward"]
+        assert ahead.mean() == pytest.approx(0.55, abs=0.06)
+        assert 0 < (gold[ahead] > most["gold"]).mean() <= 0.2
+        assert (gold > effects.load()[seed]["best of 64"]["gold"]).mean() < 0.12
+        assert gold.max() == pytest.approx((1.7, 1.95)[place], abs=0.05)

@@ -169,12 +169,6 @@ def study(seed: int, progress: Callable[[str], None] = print) -> dict[str, dict[
     return found | choose(seed, *begun)
 
 
-def one_thread(seed: int) -> dict[str, dict[str, float]]:
-    """Do the same in a process of its own, with one thread."""
-    torch.set_num_threads(1)
-    return study(seed, lambda text: print(text, flush=True))
-
-
 def sources() -> str:
     """Return the digest of the code that a study depends on."""
     return digest(Path(__file__).parent.parent, [*TRAINING, "lm/effects.py"])

@@ -54,7 +54,7 @@ def supervised_start(
     generator = torch.Generator().manual_seed(seed)
     model = seeded(POLICY, seed)
     corpus = sentences(count, generator)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, fused=True)
     steps = epochs * (count // batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(epochs):
@@ -167,7 +167,7 @@ def train_reward_model(
     rejected = torch.where(prefers_first[:, None], second, first)
 
     model = RewardModel(seeded(SCORER, seed))
-    optimizer = torch.optim.Adam(model.scorer.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.scorer.parameters(), lr=3e-3, fused=True)
     for _ in range(epochs):
         for rows in torch.randperm(pairs, generator=generator).split(batch_size):
             scores = model.raw(torch.cat([chosen[rows], rejected[rows]])).chunk(2)

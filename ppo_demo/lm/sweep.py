@@ -173,7 +173,10 @@ def run(config: TrainConfig, start: bytes) -> Record:
         "config": asdict(config),
         "start": hashlib.sha256(start).hexdigest()[:16],
         "seconds": round(time.perf_counter() - begun, 2),
-        "curves": {name: [round(m[name], 3) for m in trainer.history] for name in METRICS},
+        "curves": {
+            name: [round(m[name], digits) + 0.0 for m in trainer.history]  # no −0
+            for name, digits in METRICS.items()
+        },
         "samples": [decode(tokens) for tokens in written.tokens],
     }
 
@@ -474,11 +477,7 @@ def save(records: Sequence[Record], path: Path = STORED) -> None:
     lines = []
     for record in records:
         found = {name: record["config"][name] for name in AXES}
-        rounded = {
-            name: [round(v, digits) + 0.0 for v in record["curves"][name]]
-            for name, digits in METRICS.items()
-        }
-        rest = {"seconds": record["seconds"], "samples": record["samples"], "curves": rounded}
+        rest = {name: record[name] for name in ("seconds", "samples", "curves")}
         lines.append(json.dumps({**found, **rest}, separators=(",", ":"), allow_nan=False))
     head = json.dumps(facts, indent=1).removesuffix("\n}")
     text = f'{head},\n "runs": [\n' + ",\n".join(lines) + "\n ]\n}\n"
