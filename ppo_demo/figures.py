@@ -226,7 +226,9 @@ class Table:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"(?<!\w)-(?=\d)", "−", escape(text))  # minus signs, not hyphens
+    signed = re.sub(r"(?<!\w)-(?=\d)", "−", escape(text))  # minus signs, not hyphens
+    # A range in brackets stays on one line, and so does a Greek letter with its value.
+    return re.sub(r"\([^)]*\)|[αβγελ] ", lambda m: m[0].replace(" ", "\N{NO-BREAK SPACE}"), signed)
 
 
 def _recolor(svg: str) -> str:

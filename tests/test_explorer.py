@@ -211,6 +211,12 @@ def test_table_escapes_and_writes_minus_signs():
     assert "x-1" in html
 
 
+def test_table_keeps_a_range_on_one_line():
+    html = Table(["run", "gold"], [["PPO, β 0.05", "1.2 (-1.0 to 1.5)"]], "T").to_html()
+    assert "<td>1.2 (−1.0\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}1.5)</td>" in html
+    assert "PPO, β\N{NO-BREAK SPACE}0.05<" in html
+
+
 @pytest.mark.parametrize("module", ["ppo_demo", "ppo_demo.surrogates", "ppo_demo.bandit"])
 def test_formula_modules_import_neither_torch_nor_matplotlib(module):
     import subprocess
