@@ -424,17 +424,15 @@ def test_stored_study_was_made_by_the_present_code():
 
 def test_what_the_page_says_of_the_study_holds():
     studies = effects.load()
-    assert list(effects.claims(studies).values()) == [5, 2, 5, 3, 5, 4, 5, 5]
+    assert list(effects.claims(studies).values()) == [5, 2, 4, 5, 3, 5, 5, 4, 5, 5]
     gold = {label: np.array([s[label]["gold"] for s in studies]) for label in studies[0]}
     ppo, begun = gold["PPO, lr 1e-3, β 0.05"], gold["best of 1"]
     free, plain = gold["PPO, lr 1e-3, β 0"], gold["plain gradient, lr 1e-3"]
     assert ((free < begun - 3).sum(), (abs(free - begun) < 0.2).sum()) == (3, 1)
     assert free.max() > begun.max() + 1
     assert ((plain < ppo) & (plain < begun)).sum() == 2
-    assert (plain < ppo).sum() == 4
     assert gold["unclipped ratio, lr 1e-3"].mean() == pytest.approx(ppo.mean(), abs=0.1)
     fast = gold["PPO, lr 1e-2, β 0.05"]
-    assert (gold["unclipped ratio, lr 1e-2"] < fast).all()
     assert (fast > begun + 1).all()
     for key in ALGORITHMS:
         label = f"rule: {ALGORITHMS[key].name}"

@@ -245,11 +245,17 @@ def claims(studies: list[dict[str, dict[str, float]]]) -> dict[str, int]:
         "plain gradient at lr 1e-3 ends below where it began": count(
             lambda s: s[plain]["gold"] < s["best of 1"]["gold"]
         ),
+        "plain gradient at lr 1e-3 ends below PPO at that rate": count(
+            lambda s: s[plain]["gold"] < s[held]["gold"]
+        ),
         "plain gradient at lr 1e-2 ends below where it began": count(
             lambda s: s[plain_fast]["gold"] < s["best of 1"]["gold"]
         ),
         "unclipped ratio at lr 1e-2 ends below where it began": count(
             lambda s: s[unclipped_fast]["gold"] < s["best of 1"]["gold"]
+        ),
+        "unclipped ratio at lr 1e-2 ends below PPO at that rate": count(
+            lambda s: s[unclipped_fast]["gold"] < s[fast]["gold"]
         ),
         "PPO at lr 1e-2 ends above where it began": count(
             lambda s: s[fast]["gold"] > s["best of 1"]["gold"]

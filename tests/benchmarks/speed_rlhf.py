@@ -29,13 +29,12 @@ BATCH, GROUP, EPOCHS, MINIBATCHES, TURN, TURNS = 128, 8, 4, 2, 5, 12
 KL_WEIGHT = 0.05  # both then score every batch with the reference too
 THREADS = 2
 # TRL computes in bfloat16 and forgets activations unless told otherwise, to save memory. Without
-# these it does the same arithmetic as ours.
+# these it does the same arithmetic as ours. With each stands the ratio below which something has
+# become slower: measured on noisy machines were 2.4 to 2.7 and 3.0 to 3.1.
 SETTINGS = {
-    "same arithmetic": {"bf16": False, "activation_checkpointing": False},
-    "TRL's defaults": {},
+    "same arithmetic": ({"bf16": False, "activation_checkpointing": False}, 2.0),
+    "TRL's defaults": ({}, 2.5),
 }
-# Measured on noisy machines: 2.4 to 2.7 and 3.0 to 3.1. A fall below these is a regression.
-FLOOR = {"same arithmetic": 2.0, "TRL's defaults": 2.5}
 
 
 def length_score(tokens):
@@ -180,12 +179,13 @@ def gemm_rate():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_iteration_against_trl(name, tmp_path):
     torch.set_num_threads(THREADS)
+    settings, floor = SETTINGS[name]
     ours = Ours()
     for _ in range(3):
         ours.iteration()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = in_turn(ours, tmp_path, SETTINGS[name])
+        times = in_turn(ours, tmp_path, settings)
     mine, theirs = (statistics.median(times[key]) for key in ("ours", "trl"))
     ratio = theirs / mine
     rate, work = gemm_rate(), flops()
@@ -198,7 +198,7 @@ def test_iteration_against_trl(name, tmp_path):
     )
     parts = where_the_time_goes(ours.trainer)
     print("where it goes: " + ", ".join(f"{k} {v * 1e3:.0f} ms" for k, v in parts.items()))
-    assert ratio > FLOOR[name]
+    assert ratio > floor
 
 
 def where_the_time_goes(trainer):
