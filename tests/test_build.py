@@ -161,6 +161,13 @@ def test_pages_say_which_runs_and_how_long_it_took(book):
     assert re.search(r"page\.md: Executed notebook in [\d.]+ seconds", result.stdout)
 
 
+def test_line_that_is_printed_slowly_stays_one_line(book):
+    cell = 'import time\n\nprint("first,", end=" ")\ntime.sleep(1)\nprint("second\\n\\nthird")\n'
+    page(book, f"{FRONT}# Page\n\n```{{code-cell}} python3\n{cell}```\n")
+    assert build(book, book / "_build/html").returncode == 0
+    assert "first, second\n\nthird\n<" in (book / "_build/html/page.html").read_text()
+
+
 def test_misspelt_dependency_is_refused(book):
     conf = book / "conf.py"
     conf.write_text(conf.read_text().replace('"constraints.txt"', '"constrains.txt"'))

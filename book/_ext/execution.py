@@ -7,10 +7,12 @@ outputs depend on; a change of it is a change of configuration, and every page r
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from myst_nb.core.execute import cache
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.errors import ConfigError
@@ -60,6 +62,9 @@ def report_errors(app: Sphinx, doctree: nodes.document) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
+    # A kernel sends what is printed in pieces, cut by a clock. The client joins them as they were;
+    # myst-nb would end each with a new line, so that slow machines break lines that others do not.
+    cache.single_nb_execution = partial(cache.single_nb_execution, coalesce_streams=True)
     app.add_config_value("execution_root", "..", "", str)
     app.add_config_value("execution_depends", [], "", list)
     app.connect("config-inited", choose_cache)
