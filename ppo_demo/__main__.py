@@ -25,6 +25,26 @@ from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import RewardModel, supervised_start, train_reward_model
 from ppo_demo.lm.rollout import sample
 from ppo_demo.lm.trainer import TrainConfig, Trainer, write_atomically, write_history
+from ppo_demo.losses import Algorithm
+
+COMMAND_LINE = tyro.constructors.ConstructorRegistry()
+
+
+@COMMAND_LINE.primitive_rule
+def by_name(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
+    """Take an algorithm by its name: a row of one's own is made in Python."""
+    if info.type != str | Algorithm:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME",
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda name: [name],
+    )
+
 
 CURVES = (
     ("reward", "ppo", "reward model, in deviations of the start"),
@@ -169,7 +189,10 @@ def main(arguments: list[str] | None = None) -> None:
         "sweep": sweep_command,
     }
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="python -m ppo_demo")
+        with COMMAND_LINE:
+            tyro.extras.subcommand_cli_from_dict(
+                commands, args=arguments, prog="python -m ppo_demo"
+            )
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
 

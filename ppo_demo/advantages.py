@@ -1,35 +1,27 @@
 """From rewards to advantages: how much better an action turned out than expected.
 
-Functions over time take rewards and values of shape (..., time) with a mask of the same shape.
+Functions over time take rewards and values of shape (..., T) with a mask of the same shape.
 Time runs over the tokens where the mask is true, the others are as if they were not there.
 Functions over groups take one reward per completion, shape (prompts, completions).
 """
 
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from ppo_demo._arrays import (
-    Array,
-    as_mask,
-    keep,
-    namespace,
-    require,
-    require_floats,
-    require_fraction,
-    require_shape,
-)
+from ppo_demo._arrays import A, Array, as_mask, keep, namespace, require_floats, require_shape
+from ppo_demo._checks import at_least, fraction, one_of, require
 from ppo_demo.aggregation import masked_mean
 
 Scale: TypeAlias = Literal["none", "group", "batch", "mean"]
 
 
 def discounted_returns(
-    rewards: Array, mask: Array, gamma: float = 1.0, bootstrap_value: Array | None = None
-) -> Array:
+    rewards: A, mask: Array, gamma: float = 1.0, bootstrap_value: A | None = None
+) -> A:
     r"""Sum of the rewards from each token on: :math:`R_t = r_t + \gamma R_{t+1}`.
 
     Parameters
     ----------
-    rewards : array, shape (..., time)
+    rewards : array, shape (..., T)
         Reward of each token; padding does not matter.
     mask : array of bool or 0/1, same shape
         True on the completion's tokens.
@@ -57,12 +49,12 @@ def discounted_returns(
 
 
 def td_residuals(
-    rewards: Array,
-    values: Array,
+    rewards: A,
+    values: A,
     mask: Array,
     gamma: float = 1.0,
-    bootstrap_value: Array | None = None,
-) -> Array:
+    bootstrap_value: A | None = None,
+) -> A:
     r"""One-step advantage: :math:`\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)`.
 
     Parameters
@@ -79,13 +71,13 @@ def td_residuals(
 
 
 def gae(
-    rewards: Array,
-    values: Array,
+    rewards: A,
+    values: A,
     mask: Array,
     gamma: float = 1.0,
     lam: float = 0.95,
-    bootstrap_value: Array | None = None,
-) -> tuple[Array, Array]:
+    bootstrap_value: A | None = None,
+) -> tuple[A, A]:
     r"""Generalised advantage estimation (Schulman et al. 2016, equation 16).
 
     .. math:: \hat A_t = \delta_t + \gamma\lambda \hat A_{t+1}, \qquad
@@ -93,7 +85,7 @@ def gae(
 
     Parameters
     ----------
-    rewards : array, shape (..., time)
+    rewards : array, shape (..., T)
         Reward of each token; padding does not matter.
     values : array, same shape
         Value of the state in which the token was chosen.
@@ -122,7 +114,7 @@ def gae(
     """
     xp = namespace(rewards, values, mask)
     require_floats(rewards=rewards, values=values)
-    require_fraction(gamma=gamma, lam=lam)
+    fraction(gamma=gamma, lam=lam)
     require_shape(rewards.shape, values=values)
     mask = as_mask(mask, rewards.shape)
     rewards, values = keep(rewards, mask), keep(values, mask)
@@ -142,7 +134,7 @@ def gae(
     return advantages, advantages + values
 
 
-def whiten(values: Array, mask: Array, *, ddof: int = 0, epsilon: float = 1e-8) -> Array:
+def whiten(values: A, mask: Array, *, ddof: int = 0, epsilon: float = 1e-8) -> A:
     r"""Shift and scale to mean 0 and deviation 1 over the real tokens.
 
     .. math:: \hat x_t = \frac{x_t - \bar x}{\sqrt{\mathrm{var}(x)} + \epsilon}
@@ -181,7 +173,7 @@ def whiten(values: Array, mask: Array, *, ddof: int = 0, epsilon: float = 1e-8) 
     return centred / (xp.sqrt(variance) + epsilon)
 
 
-def leave_one_out(rewards: Array, valid: Array | None = None) -> Array:
+def leave_one_out(rewards: A, valid: Array | None = None) -> A:
     r"""Reward less the mean of the *other* completions of its prompt (RLOO).
 
     .. math:: A_i = r_i - \frac{1}{G-1} \sum_{j \ne i} r_j = \frac{G}{G-1} (r_i - \bar r)
@@ -208,20 +200,19 @@ def leave_one_out(rewards: Array, valid: Array | None = None) -> Array:
     TypeError
         If rewards are integers.
     """
-    xp = namespace(rewards)
     centred, count = _centred(rewards, valid)
-    require("rewards", tuple(rewards.shape), xp.all(count > 1), "two valid completions or more")
+    require("rewards", tuple(rewards.shape), count > 1, "two valid completions or more")
     return centred * count / (count - 1)
 
 
 def group_relative(
-    rewards: Array,
+    rewards: A,
     valid: Array | None = None,
     *,
     scale: Scale = "group",
     ddof: int = 1,
     epsilon: float = 1e-4,
-) -> Array:
+) -> A:
     r"""Reward less the mean of its prompt's completions, over a scale.
 
     .. math:: A_i = \frac{r_i - \bar r}{s}
@@ -261,27 +252,27 @@ def group_relative(
         If rewards are integers.
     """
     xp = namespace(rewards)
-    require("scale", scale, scale in get_args(Scale), f"one of {get_args(Scale)}")
-    require("epsilon", epsilon, epsilon >= 0, "at least 0")
+    one_of(get_args(Scale), scale=scale)
+    at_least(0, epsilon=epsilon)
     centred, count = _centred(rewards, valid)
     if scale == "none":
         return centred
     if scale == "mean":
-        present = _present(rewards, valid)
-        require("rewards", rewards, xp.all(keep(rewards, present) >= 0), "at least 0 for 'mean'")
-        mean = xp.sum(keep(rewards, present), axis=-1, keepdims=True) / count
+        counted: Any = keep(rewards, _present(rewards, valid))
+        require("rewards", rewards, counted >= 0, "at least 0 for 'mean'")
+        mean = xp.sum(counted, axis=-1, keepdims=True) / count
         return _divide(centred, mean)
     if scale == "batch":
-        spread, size = _batch_centred(rewards, valid)
-        squares = xp.sum(spread**2)
+        every, size = _batch_centred(rewards, valid)
+        squares = xp.sum(every**2)
     else:
         size, squares = count, xp.sum(centred**2, axis=-1, keepdims=True)
     shape = tuple(rewards.shape)
-    require("rewards", shape, xp.all(size > ddof), f"more than ddof={ddof} valid completions")
+    require("rewards", shape, size > ddof, f"more than ddof={ddof} valid completions")
     return _divide(centred, xp.sqrt(squares / (size - ddof)) + epsilon)
 
 
-def _present(rewards: Array, valid: Array | None) -> Array:
+def _present(rewards: Array, valid: Array | None) -> Any:
     """Check a group's rewards; return which count, as booleans."""
     xp = namespace(rewards)
     require_floats(rewards=rewards)
@@ -291,27 +282,24 @@ def _present(rewards: Array, valid: Array | None) -> Array:
     return as_mask(valid, rewards.shape, "valid")
 
 
-def _centred(rewards: Array, valid: Array | None) -> tuple[Array, Array]:
+def _centred(rewards: A, valid: Array | None) -> tuple[Any, Any]:
     """Rewards less their group's mean, and how many count in each group."""
     xp = namespace(rewards)
     present = _present(rewards, valid)
     count = xp.sum(xp.astype(present, rewards.dtype), axis=-1, keepdims=True)
-    require("valid", valid, xp.all(count > 0), "true for a completion of each prompt")
+    require("valid", valid, count > 0, "true for a completion of each prompt")
     mean = xp.sum(keep(rewards, present), axis=-1, keepdims=True) / count
     return keep(rewards - mean, present), count
 
 
-def _batch_centred(rewards: Array, valid: Array | None) -> tuple[Array, Array]:
+def _batch_centred(rewards: Array, valid: Array | None) -> tuple[Any, Any]:
     """Do the same over the whole batch as one group."""
     xp = namespace(rewards)
     flat = None if valid is None else xp.reshape(valid, (1, -1))
     return _centred(xp.reshape(rewards, (1, -1)), flat)
 
 
-def _divide(values: Array, by: Array) -> Array:
+def _divide(values: Any, by: Any) -> Any:
     """Quotient that is 0 where the divisor is."""
     xp = namespace(values, by)
-    nothing = by == 0
-    return xp.where(
-        nothing, xp.zeros_like(values), values / xp.where(nothing, xp.ones_like(by), by)
-    )
+    return xp.where(by == 0, 0, values / xp.where(by == 0, 1, by))

@@ -2,12 +2,13 @@
 
 from typing import Literal, TypeAlias, get_args
 
-from ppo_demo._arrays import Array, as_mask, keep, namespace, require, require_floats
+from ppo_demo._arrays import A, Array, as_mask, keep, namespace, require_floats
+from ppo_demo._checks import one_of, positive, require
 
 Aggregation: TypeAlias = Literal["token", "sequence", "fixed", "sum"]
 
 
-def masked_mean(values: Array, mask: Array) -> Array:
+def masked_mean(values: A, mask: Array) -> A:
     r"""Mean over the real tokens: :math:`\sum_t m_t x_t / \sum_t m_t`.
 
     Parameters
@@ -36,9 +37,7 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return xp.sum(keep(values, mask)) / xp.sum(xp.astype(mask, values.dtype))
 
 
-def aggregate(
-    values: Array, mask: Array, how: Aggregation, *, length: float | None = None
-) -> Array:
+def aggregate(values: A, mask: Array, how: Aggregation, *, length: float | None = None) -> A:
     r"""Turn per-token losses of a batch of completions into one loss.
 
     With completions :math:`i` of :math:`n_i` tokens, B of them:
@@ -54,7 +53,7 @@ def aggregate(
 
     Parameters
     ----------
-    values : array, shape (completions, time)
+    values : array, shape (B, T)
         Loss per token; padding does not matter.
     mask : array of bool or 0/1, same shape
         True on the completions' tokens.
@@ -75,7 +74,7 @@ def aggregate(
         or out of place.
     """
     xp = namespace(values, mask)
-    require("how", how, how in get_args(Aggregation), f"one of {get_args(Aggregation)}")
+    one_of(get_args(Aggregation), how=how)
     require("length", length, (length is not None) == (how == "fixed"), "given for 'fixed' alone")
     if how == "token":
         return masked_mean(values, mask)
@@ -87,5 +86,5 @@ def aggregate(
         require("mask", mask, tokens > 0, "true for at least one token of each completion")
         return xp.mean(totals / tokens)
     size = 1.0 if length is None else length
-    require("length", length, size > 0, "above 0")
+    positive(length=size)
     return xp.mean(totals) / size

@@ -1,11 +1,14 @@
 """The smallest policy on which PPO can be watched: two actions, one logit, no sampling noise."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from ppo_demo._arrays import Array, log_softmax, namespace, require
+from ppo_demo._arrays import A, log_softmax, namespace
+from ppo_demo._checks import at_least, finite, positive
 from ppo_demo.divergences import categorical_kl
-from ppo_demo.surrogates import clipped_surrogate, probability_ratio
+from ppo_demo.surrogates import Clip, probability_ratio
 
 ADVANTAGES = (0.8, -0.8)
 """Of jump and stay: their scores minus the mean score."""
@@ -13,7 +16,7 @@ UPDATES = 3 * 4
 """Three epochs over four mini-batches."""
 
 
-def action_ratios(logit: Array) -> Array:
+def action_ratios(logit: A) -> A:
     """Probability ratios of jump and stay to the old policy, which chooses evenly.
 
     Parameters
@@ -31,7 +34,7 @@ def action_ratios(logit: Array) -> Array:
     return probability_ratio(log_softmax(logits), log_softmax(xp.zeros_like(logits)))
 
 
-def objective(logit: Array, clip_range: Array, kl_weight: Array) -> Array:
+def objective(logit: A, clip_range: A | float, kl_weight: A | float) -> A:
     r"""Return what PPO maximises, in exact expectation over the old policy's two actions.
 
     .. math:: \mathbb{E}_\mathrm{old}\left[
@@ -54,9 +57,9 @@ def objective(logit: Array, clip_range: Array, kl_weight: Array) -> Array:
     """
     xp = namespace(logit)
     ratio = action_ratios(logit)
-    surrogate = sum(
-        0.5 * clipped_surrogate(ratio[..., action], advantage, clip_range)
-        for action, advantage in enumerate(ADVANTAGES)
+    clip = Clip(clip_range)
+    surrogate: Any = sum(
+        0.5 * clip(ratio[..., action], advantage) for action, advantage in enumerate(ADVANTAGES)
     )
     logits = xp.stack([logit, xp.zeros_like(logit)], axis=-1)
     return surrogate - kl_weight * categorical_kl(logits, xp.zeros_like(logits))
@@ -92,14 +95,18 @@ def simulate(
     ValueError
         If a learning rate or clip range is not above 0, or a KL weight is negative.
     """
-    import torch  # here, since importing a formula must not need torch
+    try:
+        import torch  # here, since importing a formula must not need torch
+    except ImportError as error:
+        raise ImportError(
+            "simulate needs PyTorch for its gradients: pip install 'ppo-demo[train]'"
+        ) from error
 
     settings = [np.asarray(s, dtype=np.float64) for s in (learning_rate, clip_range, kl_weight)]
     step, clip, weight = (torch.from_numpy(s.copy()) for s in np.broadcast_arrays(*settings))
-    require("learning_rate", learning_rate, torch.isfinite(step) & (step > 0), "above 0")
-    require("clip_range", clip_range, clip > 0, "above 0")
-    require("kl_weight", kl_weight, torch.isfinite(weight) & (weight >= 0), "at least 0")
-    require("updates", updates, updates >= 0, "at least 0")
+    positive(learning_rate=step, clip_range=clip)
+    at_least(0, kl_weight=weight, updates=updates)
+    finite(learning_rate=step, kl_weight=weight)
 
     logit = torch.zeros_like(step, requires_grad=True)
     logits = [logit.detach().clone()]

@@ -1,27 +1,26 @@
 """What to watch while a policy trains, under the names that the field uses."""
 
-from ppo_demo._arrays import Array, as_mask, keep, namespace, require_floats, require_shape
+from typing import Any
+
+from ppo_demo._arrays import A, Array, as_mask, keep, namespace, require_floats, require_shape
 from ppo_demo.aggregation import masked_mean
 from ppo_demo.divergences import kl_estimate
+from ppo_demo.surrogates import Clip
 
 
-def clip_fraction(
-    ratio: Array,
-    advantage: Array,
-    mask: Array,
-    clip_range: float,
-    clip_range_high: float | None = None,
-) -> Array:
+def clip_fraction(clip: Clip, ratio: A, advantage: Array, mask: Array) -> A:
     """Share of the tokens whose gradient the clip has removed.
 
     Parameters
     ----------
-    ratio, advantage : array, same shape
-        Probability ratios and advantages.
-    mask : array of bool or 0/1, same shape
+    clip : Clip
+        The rule that the loss used.
+    ratio : array, shape (B, T) or (B, 1)
+        The ratio that the loss used: one a token, or one a completion.
+    advantage : array, shape (B, T) or (B, 1)
+        Advantages.
+    mask : array of bool or 0/1, shape (B, T)
         True on the tokens that count.
-    clip_range, clip_range_high : float
-        As for `clipped_surrogate`.
 
     Returns
     -------
@@ -31,12 +30,11 @@ def clip_fraction(
     """
     xp = namespace(ratio, advantage, mask)
     require_floats(ratio=ratio, advantage=advantage)
-    high = clip_range if clip_range_high is None else clip_range_high
-    beyond = (ratio > 1 + high) & (advantage > 0) | (ratio < 1 - clip_range) & (advantage < 0)
-    return masked_mean(xp.astype(beyond, ratio.dtype), mask)
+    removed = xp.broadcast_to(clip.removes(ratio, advantage), mask.shape)
+    return masked_mean(xp.astype(removed, ratio.dtype), mask)
 
 
-def approx_kl(log_probs: Array, old_log_probs: Array, mask: Array) -> Array:
+def approx_kl(log_probs: A, old_log_probs: A, mask: Array) -> A:
     """Divergence of the *old* policy from the new one, estimated on tokens that it sampled.
 
     The k3 estimator with old and new in the places of policy and reference; what training is
@@ -57,7 +55,7 @@ def approx_kl(log_probs: Array, old_log_probs: Array, mask: Array) -> Array:
     return masked_mean(kl_estimate(old_log_probs, log_probs, "k3", mask), mask)
 
 
-def explained_variance(values: Array, returns: Array, mask: Array) -> Array:
+def explained_variance(values: A, returns: A, mask: Array) -> A:
     r"""How much of the returns' variance the value head explains.
 
     .. math:: 1 - \frac{\mathrm{var}(R - V)}{\mathrm{var}(R)}
@@ -80,10 +78,10 @@ def explained_variance(values: Array, returns: Array, mask: Array) -> Array:
     require_shape(values.shape, returns=returns)
     mask = as_mask(mask, values.shape)
 
-    def variance(x: Array) -> Array:
+    def variance(x: Any) -> Any:
         x = keep(x, mask)
         return masked_mean((x - masked_mean(x, mask)) ** 2, mask)
 
-    spread = variance(returns)
-    ratio = variance(returns - values) / xp.where(spread > 0, spread, xp.ones_like(spread))
-    return xp.where(spread > 0, 1 - ratio, xp.full_like(spread, float("nan")))
+    total = variance(returns)
+    ratio = variance(returns - values) / xp.where(total > 0, total, 1)
+    return xp.where(total > 0, 1 - ratio, float("nan"))

@@ -3,23 +3,23 @@
 from typing import Literal, TypeAlias, get_args
 
 from ppo_demo._arrays import (
+    A,
     Array,
     as_arrays,
     as_mask,
     keep,
     log_softmax,
     namespace,
-    require,
     require_floats,
-    require_fraction,
     require_shape,
     safe_exp,
 )
+from ppo_demo._checks import at_least, fraction, one_of, positive, require
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 
 
-def categorical_kl(logits: Array, ref_logits: Array, mask: Array | None = None) -> Array:
+def categorical_kl(logits: A, ref_logits: A, mask: Array | None = None) -> A:
     r"""Exact KL divergence of two categorical distributions, from the first to the second.
 
     .. math:: \mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})
@@ -55,7 +55,7 @@ def categorical_kl(logits: Array, ref_logits: Array, mask: Array | None = None) 
     return xp.sum(xp.exp(log_probs) * (log_probs - log_softmax(ref_logits)), axis=-1)
 
 
-def entropy(logits: Array, mask: Array | None = None) -> Array:
+def entropy(logits: A, mask: Array | None = None) -> A:
     r"""Entropy of a categorical distribution: :math:`-\sum_a \pi(a) \log \pi(a)`.
 
     Parameters
@@ -80,12 +80,12 @@ def entropy(logits: Array, mask: Array | None = None) -> Array:
 
 
 def kl_estimate(
-    log_probs: Array,
-    ref_log_probs: Array,
+    log_probs: A,
+    ref_log_probs: A,
     estimator: Estimator,
     mask: Array | None = None,
-    ratio: Array | None = None,
-) -> Array:
+    ratio: A | None = None,
+) -> A:
     r"""Estimate the KL divergence of policy from reference at tokens that the *policy* sampled.
 
     With :math:`d = \log \pi(a) - \log \pi_\mathrm{ref}(a)` (Schulman 2020):
@@ -123,7 +123,7 @@ def kl_estimate(
     TypeError
         If log-probabilities are integers.
     """
-    require("estimator", estimator, estimator in get_args(Estimator), "one of k1, k2, k3")
+    one_of(get_args(Estimator), estimator=estimator)
     require_floats(log_probs=log_probs, ref_log_probs=ref_log_probs)
     require_shape(log_probs.shape, ref_log_probs=ref_log_probs)
     if mask is not None:
@@ -169,20 +169,18 @@ def adaptive_kl_weight(
     ValueError
         If `kl_weight` or `kl` is negative, or `target`, `horizon` or `samples` not above 0.
     """
-    for name, value in (("kl_weight", kl_weight), ("kl", kl)):
-        require(name, value, value >= 0, "at least 0")
-    for name, value in (("target", target), ("horizon", horizon), ("samples", samples)):
-        require(name, value, value > 0, "above 0")
+    at_least(0, kl_weight=kl_weight, kl=kl)
+    positive(target=target, horizon=horizon, samples=samples)
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_weight * (1 + error * samples / horizon)
 
 
-def linear_kl_weight(start: float, end: float, progress: float) -> float:
-    """KL weight that goes from `start` to `end` in a straight line; equal ends keep it fixed.
+def linear_kl_weight(first: float, last: float, progress: float) -> float:
+    """KL weight that goes from `first` to `last` in a straight line; equal ends keep it fixed.
 
     Parameters
     ----------
-    start, end : float
+    first, last : float
         β at the beginning and the end of training, at least 0.
     progress : float
         Share of the training that is done, from 0 to 1.
@@ -197,13 +195,12 @@ def linear_kl_weight(start: float, end: float, progress: float) -> float:
     ValueError
         If a weight is negative or `progress` is not from 0 to 1.
     """
-    for name, value in (("start", start), ("end", end)):
-        require(name, value, value >= 0, "at least 0")
-    require_fraction(progress=progress)
-    return start + (end - start) * progress
+    at_least(0, first=first, last=last)
+    fraction(progress=progress)
+    return first + (last - first) * progress
 
 
-def best_of_n_kl_bound(n: Array) -> Array:
+def best_of_n_kl_bound(n: A | float) -> A:
     r"""Bound on the KL divergence of best-of-n from the policy that it samples.
 
     .. math:: \mathrm{KL} \le \log n - \frac{n - 1}{n}
@@ -226,12 +223,12 @@ def best_of_n_kl_bound(n: Array) -> Array:
     ValueError
         If `n` is below 1.
     """
-    require("n", n, n >= 1, "at least 1")
-    xp, n = as_arrays(n)
-    return xp.log(n) - (n - 1) / n
+    at_least(1, n=n)
+    xp, size = as_arrays(n)
+    return xp.log(size) - (size - 1) / size
 
 
-def best_of_n_log_ratio(below: Array, probability: Array, n: int) -> Array:
+def best_of_n_log_ratio(below: A | float, probability: A | float, n: int) -> A:
     r"""Log-ratio of best-of-n and the policy that it samples, for one completion.
 
     .. math:: \log \frac{\pi_n(y)}{\pi(y)}
@@ -261,16 +258,16 @@ def best_of_n_log_ratio(below: Array, probability: Array, n: int) -> Array:
     ValueError
         If an argument is out of range or the two probabilities add up to more than 1.
     """
-    require("n", n, n >= 1, "at least 1")
-    xp, below, probability = as_arrays(below, probability)
-    require_floats(below=below, probability=probability)
-    require_shape(below.shape, probability=probability)
-    require("below", below, xp.all((below >= 0) & (below <= 1)), "from 0 to 1")
-    require("probability", probability, xp.all(probability > 0), "above 0")
-    total = below + probability
+    at_least(1, n=n)
+    xp, lower, own = as_arrays(below, probability)
+    require_floats(below=lower, probability=own)
+    require_shape(lower.shape, probability=own)
+    fraction(below=lower)
+    positive(probability=own)
+    total = lower + own
     slack = 8 * xp.finfo(total.dtype).eps
-    require("below + probability", total, xp.all(total <= 1 + slack), "at most 1")
+    require("below + probability", total, total <= 1 + slack, "at most 1")
     # The difference of powers without cancellation: a completion is one of very many.
-    share = xp.clip(probability / total, None, 1 - xp.finfo(total.dtype).eps)
+    share = xp.clip(own / total, None, 1 - xp.finfo(total.dtype).eps)
     rest = -xp.expm1(n * xp.log1p(-share))
-    return n * xp.log(total) + xp.log(rest) - xp.log(probability)
+    return n * xp.log(total) + xp.log(rest) - xp.log(own)

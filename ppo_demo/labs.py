@@ -13,7 +13,7 @@ from matplotlib.transforms import Affine2D
 from ppo_demo import bandit
 from ppo_demo.explorer import Channels, Explorer, Floats, Readout, Slider
 from ppo_demo.figures import COLORS, INK, WIDTH, new_figure, style
-from ppo_demo.surrogates import clipped_surrogate
+from ppo_demo.surrogates import Clip
 
 if TYPE_CHECKING:  # it needs PyTorch, which the other labs can do without
     from ppo_demo.lm.sweep import Sweep
@@ -190,8 +190,8 @@ def _policy_update(learning_rate: Floats, clip_range: Floats, kl_weight: Floats)
 
 
 def _clipping(ratio: Floats, advantage: Floats, clip_range: Floats) -> Channels:
-    objective = clipped_surrogate(ratio, advantage, clip_range)
-    unclipped = clipped_surrogate(ratio, advantage, np.full((1, 1, 1), np.inf))
+    objective = Clip(clip_range)(ratio, advantage)
+    unclipped = Clip(np.full((1, 1, 1), np.inf))(ratio, advantage)
     # Both objectives are straight between these ratios, so they are exact.
     ends = np.zeros_like(clip_range)
     bends = np.stack([ends, 1 - clip_range, 1 + clip_range, ends + MAX_RATIO], axis=-1)
@@ -202,8 +202,8 @@ def _clipping(ratio: Floats, advantage: Floats, clip_range: Floats) -> Channels:
     return Channels(
         curves={
             "band": _band(clip_range, -5.0, 5.0, horizontal=False),
-            "unclipped": (far, clipped_surrogate(far, a, np.inf)),
-            "objective": (bends, clipped_surrogate(bends, a, eps)),
+            "unclipped": (far, Clip(np.inf)(far, a)),
+            "objective": (bends, Clip(eps)(bends, a)),
             "cord": _cord(ratio),
             "push": _arrow(ratio, push),
         },

@@ -5,11 +5,13 @@ from pathlib import Path
 
 TRAINING = [
     "_arrays.py",
+    "_checks.py",
     "advantages.py",
     "aggregation.py",
     "algorithms.py",
     "diagnostics.py",
     "divergences.py",
+    "losses.py",
     "surrogates.py",
     "lm/bestofn.py",
     "lm/corpus.py",

@@ -1,22 +1,27 @@
-"""What the policy maximises at each step: probability ratios and the objectives built on them."""
+"""What the policy maximises at each step: probability ratios, and the clip rules that hold them."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ppo_demo._arrays import (
+    A,
     Array,
     as_arrays,
     as_mask,
     keep,
     namespace,
-    require,
     require_floats,
     require_shape,
     safe_exp,
     stop_gradient,
 )
+from ppo_demo._checks import at_least, positive, require
 
 
-def probability_ratio(log_probs: Array, old_log_probs: Array, mask: Array | None = None) -> Array:
+def probability_ratio(log_probs: A, old_log_probs: A, mask: Array | None = None) -> A:
     r"""How much likelier the taken action has become: :math:`r_t = \pi_\theta / \pi_\mathrm{old}`.
 
     Computed as :math:`\exp(\log \pi_\theta(a_t|s_t) - \log \pi_\mathrm{old}(a_t|s_t))`
@@ -46,9 +51,7 @@ def probability_ratio(log_probs: Array, old_log_probs: Array, mask: Array | None
     return safe_exp(_log_ratio(log_probs, old_log_probs, mask))
 
 
-def sequence_ratio(
-    log_probs: Array, old_log_probs: Array, mask: Array, *, normalize: bool = True
-) -> Array:
+def sequence_ratio(log_probs: A, old_log_probs: A, mask: Array, *, normalize: bool = True) -> A:
     r"""Ratio of whole completions.
 
     .. math:: s_i = \left( \frac{\pi_\theta(y_i|x_i)}{\pi_\mathrm{old}(y_i|x_i)}
@@ -59,7 +62,7 @@ def sequence_ratio(
 
     Parameters
     ----------
-    log_probs, old_log_probs : array, shape (..., time)
+    log_probs, old_log_probs : array, shape (..., T)
         As for `probability_ratio`.
     mask : array of bool or 0/1, same shape
         True on the completion's own tokens; each completion has one.
@@ -86,7 +89,7 @@ def sequence_ratio(
     return safe_exp(total / tokens)
 
 
-def _log_ratio(log_probs: Array, old_log_probs: Array, mask: Array | None) -> Array:
+def _log_ratio(log_probs: A, old_log_probs: A, mask: Array | None) -> A:
     require_floats(log_probs=log_probs, old_log_probs=old_log_probs)
     require_shape(log_probs.shape, old_log_probs=old_log_probs)
     if mask is not None:
@@ -95,56 +98,125 @@ def _log_ratio(log_probs: Array, old_log_probs: Array, mask: Array | None) -> Ar
     return log_probs - old_log_probs
 
 
-def clipped_surrogate(
-    ratio: Array, advantage: Array, clip_range: Array, clip_range_high: Array | None = None
-) -> Array:
-    r"""PPO's surrogate objective, to be maximised (Schulman et al. 2017, equation 7).
+# --- clip rules: a call returns the objective of each token, to be maximised ---
+
+RATIOS: Mapping[str, Callable[[Any, Any, Any], Any]] = MappingProxyType(
+    {
+        "none": lambda *_: None,
+        "token": probability_ratio,
+        "sequence": sequence_ratio,
+        "product": partial(sequence_ratio, normalize=False),
+    }
+)
+"""Kinds of importance ratio: none at all, one a token, or one a completion (the geometric mean or
+the product of its tokens'). Each takes log-probabilities, the old ones and the mask."""
+
+ANY_RATIO = ("token", "sequence", "product")
+
+
+@runtime_checkable
+class ClipRule(Protocol):
+    """What every clip rule is: a small frozen dataclass that holds its numbers and is called."""
+
+    label: ClassVar[str]
+    """What tables call it."""
+    ratios: ClassVar[tuple[str, ...]]
+    """Which of `RATIOS` it acts on."""
+
+    def __call__(self, ratio: Any, advantage: Any, log_probs: Any = None, /) -> Any:
+        """Return the objective.
+
+        Parameters
+        ----------
+        ratio : array, shape (B, T) or (B, 1), or any that broadcasts
+            Probability ratio r; None where there is none.
+        advantage : array, broadcasts
+            Advantage estimate A.
+        log_probs : array, shape (B, T), optional
+            Log-probabilities of the taken actions; a rule whose weight is a constant for the
+            gradient needs them.
+
+        Returns
+        -------
+        array, the broadcast shape
+            The objective, to be maximised.
+
+        Raises
+        ------
+        TypeError
+            If an array holds integers.
+        """
+
+
+@dataclass(frozen=True)
+class Unclipped:
+    r"""The policy gradient itself: :math:`r A`, or :math:`A \log \pi_\theta` without a ratio."""
+
+    label: ClassVar[str] = "none"
+    ratios: ClassVar[tuple[str, ...]] = tuple(RATIOS)
+
+    def __call__(
+        self, ratio: A | float | None, advantage: A | float, log_probs: A | None = None, /
+    ) -> A:
+        """Return the objective; see `ClipRule`."""
+        factor: Any = log_probs if ratio is None else ratio
+        require_floats(ratio=factor, advantage=advantage)
+        return advantage * factor
+
+
+@dataclass(frozen=True)
+class Clip:
+    r"""PPO's clip (Schulman et al. 2017, equation 7).
 
     .. math:: \min\left( r A,\; \mathrm{clip}(r, 1 - \varepsilon_\mathrm{low},
               1 + \varepsilon_\mathrm{high}) \, A \right)
 
-    Parameters
+    The gradient is 0 where the ratio has left the range on the side that the advantage favours;
+    elsewhere it is that of :math:`r A`.
+
+    Attributes
     ----------
-    ratio : array or number
-        Probability ratio r.
-    advantage : array or number
-        Advantage estimate A; broadcasts against `ratio`.
     clip_range : array or number
-        ε, above 0; infinity gives the unclipped objective `ratio * advantage`.
+        ε, above 0; infinity gives the unclipped objective.
     clip_range_high : array or number, optional
         ε of the upper bound, above 0, where it differs: "clip-higher" (DAPO, Yu et al. 2025,
         equation 10). `clip_range` is then that of the lower bound.
-
-    Returns
-    -------
-    array, the broadcast shape
-        The objective. Its gradient is 0 where the ratio has left the range on the side that
-        the advantage favours; elsewhere it is that of `ratio * advantage`.
 
     Raises
     ------
     ValueError
         If a clip range is not above 0.
-    TypeError
-        If the ratio or advantage is an array of integers.
     """
-    high = clip_range if clip_range_high is None else clip_range_high
-    require("clip_range", clip_range, clip_range > 0, "above 0")
-    require("clip_range_high", high, high > 0, "above 0")
-    require_floats(ratio=ratio, advantage=advantage)
-    xp, ratio, advantage, low, high = as_arrays(ratio, advantage, clip_range, high)
-    clipped = xp.clip(ratio, 1 - low, 1 + high)
-    return xp.minimum(ratio * advantage, clipped * advantage)
+
+    clip_range: Any
+    clip_range_high: Any = None
+
+    label: ClassVar[str] = "clip"
+    ratios: ClassVar[tuple[str, ...]] = ANY_RATIO
+
+    def __post_init__(self) -> None:
+        positive(clip_range=self.clip_range, clip_range_high=self.high)
+
+    @property
+    def high(self) -> Any:
+        """ε of the upper bound."""
+        return self.clip_range if self.clip_range_high is None else self.clip_range_high
+
+    def __call__(self, ratio: A | float, advantage: A | float, _: A | None = None, /) -> A:
+        """Return the objective; see `ClipRule`."""
+        require_floats(ratio=ratio, advantage=advantage)
+        xp, r, adv, low, high = as_arrays(ratio, advantage, self.clip_range, self.high)
+        return xp.minimum(r * adv, xp.clip(r, 1 - low, 1 + high) * adv)
+
+    def removes(self, ratio: Any, advantage: Any) -> Any:
+        """Tell where the gradient is removed; bool, the broadcast shape."""
+        above, below = ratio > 1 + self.high, ratio < 1 - self.clip_range
+        return above & (advantage > 0) | below & (advantage < 0)
 
 
-def dual_clip_surrogate(
-    ratio: Array,
-    advantage: Array,
-    clip_range: Array,
-    dual_clip: float,
-    clip_range_high: Array | None = None,
-) -> Array:
-    r"""PPO's surrogate with a floor for negative advantages (Ye et al. 2020, equation 5).
+@dataclass(frozen=True)
+class DualClip(Clip):
+    r"""PPO's clip with a floor for negative advantages (Ye et al. 2020, equation 5).
 
     .. math:: \max\left( \min( r A, \mathrm{clip}(r) A ),\; c A \right)
               \quad\text{where}\quad A < 0
@@ -152,152 +224,161 @@ def dual_clip_surrogate(
     A ratio that has run away upwards with a negative advantage would otherwise dominate the
     batch; beyond c it has no gradient.
 
-    Parameters
+    Attributes
     ----------
-    ratio, advantage, clip_range, clip_range_high
-        As for `clipped_surrogate`.
+    clip_range, clip_range_high : array or number
+        As for `Clip`.
     dual_clip : float
         c, above :math:`1 + \varepsilon_\mathrm{high}`.
-
-    Returns
-    -------
-    array, the broadcast shape
-        The objective.
 
     Raises
     ------
     ValueError
         If `dual_clip` lies within the clip range, or a clip range is not above 0.
     """
-    high = clip_range if clip_range_high is None else clip_range_high
-    require("dual_clip", dual_clip, dual_clip > 1 + high, "above 1 + clip_range_high")
-    objective = clipped_surrogate(ratio, advantage, clip_range, clip_range_high)
-    xp, objective, advantage = as_arrays(objective, advantage)
-    floor = xp.maximum(objective, dual_clip * advantage)
-    return xp.where(advantage < 0, floor, objective)
+
+    dual_clip: Any = field(kw_only=True)
+
+    label: ClassVar[str] = "dual clip"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("dual_clip", self.dual_clip, self.dual_clip > 1 + self.high, "above 1 + ε")
+
+    def __call__(self, ratio: A | float, advantage: A | float, _: A | None = None, /) -> A:
+        """Return the objective; see `ClipRule`."""
+        clipped: Any = super().__call__(ratio, advantage)
+        xp, clipped, adv = as_arrays(clipped, advantage)
+        return xp.where(adv < 0, xp.maximum(clipped, self.dual_clip * adv), clipped)
+
+    def removes(self, ratio: Any, advantage: Any) -> Any:
+        """Tell where the gradient is removed; bool, the broadcast shape."""
+        return super().removes(ratio, advantage) | (ratio > self.dual_clip) & (advantage < 0)
 
 
-def clipped_weight_surrogate(
-    ratio: Array, advantage: Array, log_probs: Array, max_weight: float
-) -> Array:
-    r"""CISPO's objective: a clipped importance weight that is a constant for the gradient.
+@dataclass(frozen=True)
+class CappedWeight:
+    r"""CISPO's rule: a capped importance weight that is a constant for the gradient.
 
     .. math:: \mathrm{sg}\left( \min(r, w_\mathrm{max}) \right) A \log \pi_\theta
 
     (MiniMax 2025, equations 4 and 5, without a lower bound, as there.) Every token keeps a
     gradient; only its weight is bounded.
 
-    Parameters
+    Attributes
     ----------
-    ratio, advantage : array
-        Probability ratio and advantage.
-    log_probs : array
-        Log-probabilities of the taken actions.
-    max_weight : float
+    cap : float
         Largest weight, above 1.
-
-    Returns
-    -------
-    array, the broadcast shape
-        The objective.
 
     Raises
     ------
     ValueError
-        If `max_weight` is not above 1.
+        If `cap` is not above 1.
     """
-    require("max_weight", max_weight, max_weight > 1, "above 1")
-    require_floats(ratio=ratio, advantage=advantage, log_probs=log_probs)
-    xp, ratio, advantage, log_probs = as_arrays(ratio, advantage, log_probs)
-    return stop_gradient(xp.clip(ratio, None, max_weight)) * advantage * log_probs
+
+    cap: float
+
+    label: ClassVar[str] = "capped weight"
+    ratios: ClassVar[tuple[str, ...]] = ANY_RATIO
+
+    def __post_init__(self) -> None:
+        require("cap", self.cap, self.cap > 1, "above 1")
+
+    def __call__(self, ratio: A | float, advantage: A | float, log_probs: A | None = None, /) -> A:
+        """Return the objective; see `ClipRule`."""
+        xp, r, adv, logs = _weighted(ratio, advantage, log_probs)
+        return stop_gradient(xp.clip(r, None, self.cap)) * adv * logs
 
 
-def soft_gate_surrogate(
-    ratio: Array, advantage: Array, temperature_positive: float, temperature_negative: float
-) -> Array:
-    r"""SAPO's objective: a sigmoid gate in the place of the clip.
+@dataclass(frozen=True)
+class SoftGate:
+    r"""SAPO's rule: a sigmoid gate in the place of the clip.
 
     .. math:: \frac{4}{\tau} \, \sigma\left( \tau (r - 1) \right) A, \qquad
               \tau = \tau_+ \text{ if } A > 0 \text{ else } \tau_-
 
-    (Gao et al. 2025, equations 5 and 6.) At r = 1 its slope is A, as that of `ratio * advantage`;
-    away from 1 it fades on both sides.
+    (Gao et al. 2025, equations 5 and 6.) At r = 1 its slope is A, as that of :math:`r A`; away
+    from 1 it fades on both sides.
 
-    Parameters
+    Attributes
     ----------
-    ratio, advantage : array or number
-        Probability ratio and advantage.
     temperature_positive, temperature_negative : float
         How fast the gate fades for positive and for other advantages, above 0.
-
-    Returns
-    -------
-    array, the broadcast shape
-        The objective.
 
     Raises
     ------
     ValueError
         If a temperature is not above 0.
     """
-    for name, value in (
-        ("temperature_positive", temperature_positive),
-        ("temperature_negative", temperature_negative),
-    ):
-        require(name, value, value > 0, "above 0")
-    require_floats(ratio=ratio, advantage=advantage)
-    xp, ratio, advantage = as_arrays(ratio, advantage)
-    flat = xp.zeros_like(advantage)
-    tau = xp.where(advantage > 0, flat + temperature_positive, flat + temperature_negative)
-    return 4 / tau / (1 + safe_exp(-tau * (ratio - 1))) * advantage
+
+    temperature_positive: float
+    temperature_negative: float
+
+    label: ClassVar[str] = "soft gate"
+    ratios: ClassVar[tuple[str, ...]] = ANY_RATIO
+
+    def __post_init__(self) -> None:
+        positive(**vars(self))
+
+    def __call__(self, ratio: A | float, advantage: A | float, _: A | None = None, /) -> A:
+        """Return the objective; see `ClipRule`."""
+        require_floats(ratio=ratio, advantage=advantage)
+        xp, r, adv = as_arrays(ratio, advantage)
+        flat = xp.zeros_like(adv)
+        tau = xp.where(adv > 0, flat + self.temperature_positive, flat + self.temperature_negative)
+        return 4 / tau / (1 + safe_exp(-tau * (r - 1))) * adv
 
 
-def gamma_weight_surrogate(
-    weight: Array,
-    advantage: Array,
-    log_probs: Array,
-    shape_positive: tuple[float, float],
-    shape_negative: tuple[float, float],
-) -> Array:
-    r"""VESPO's objective: a smooth weight of the whole completion, constant for the gradient.
+@dataclass(frozen=True)
+class GammaWeight:
+    r"""VESPO's rule: a smooth weight of the whole completion, constant for the gradient.
 
     .. math:: \mathrm{sg}\left( w^k e^{\lambda (1 - w)} \right) A \log \pi_\theta
 
-    (Shen et al. 2026.) The weight is 1 at w = 1 and fades on both sides.
+    (Shen et al. 2026.) The ratio w is the product of the tokens' ratios. The weight is 1 at
+    w = 1 and fades on both sides.
 
-    Parameters
+    Attributes
     ----------
-    weight : array
-        Importance weight w of the completion: `sequence_ratio` without normalisation.
-    advantage, log_probs : array
-        Advantage, and log-probabilities of the taken actions.
     shape_positive, shape_negative : (k, λ)
         For advantages of at least 0, and below; numbers above 0.
-
-    Returns
-    -------
-    array, the broadcast shape
-        The objective.
 
     Raises
     ------
     ValueError
         If a number of a shape is not above 0.
     """
-    for name, pair in (("shape_positive", shape_positive), ("shape_negative", shape_negative)):
-        require(name, pair, min(pair) > 0, "two numbers above 0")
-    require_floats(weight=weight, advantage=advantage, log_probs=log_probs)
-    xp, weight, advantage, log_probs = as_arrays(weight, advantage, log_probs)
-    flat = xp.zeros_like(advantage)
-    k, lam = (
-        xp.where(advantage >= 0, flat + positive, flat + negative)
-        for positive, negative in zip(shape_positive, shape_negative, strict=True)
-    )
-    phi: Any = safe_exp(k * xp.log(weight) + lam * (1 - weight))
-    return stop_gradient(phi) * advantage * log_probs
+
+    shape_positive: tuple[float, float]
+    shape_negative: tuple[float, float]
+
+    label: ClassVar[str] = "gamma weight"
+    ratios: ClassVar[tuple[str, ...]] = ("product",)
+
+    def __post_init__(self) -> None:
+        for name, pair in vars(self).items():
+            valid = len(pair) == 2 and all(number > 0 for number in pair)
+            require(name, pair, valid, "two numbers above 0")
+
+    def __call__(self, ratio: A | float, advantage: A | float, log_probs: A | None = None, /) -> A:
+        """Return the objective; see `ClipRule`."""
+        xp, w, adv, logs = _weighted(ratio, advantage, log_probs)
+        flat = xp.zeros_like(adv)
+        k, lam = (
+            xp.where(adv >= 0, flat + positive, flat + negative)
+            for positive, negative in zip(self.shape_positive, self.shape_negative, strict=True)
+        )
+        return stop_gradient(safe_exp(k * xp.log(w) + lam * (1 - w))) * adv * logs
 
 
-def importance_weight(old_log_probs: Array, sampler_log_probs: Array, max_weight: float) -> Array:
+def _weighted(ratio: Any, advantage: Any, log_probs: Any) -> tuple[Any, ...]:
+    """Check and return what a weight that is constant for the gradient acts on."""
+    require("log_probs", log_probs, log_probs is not None, "given: the gradient flows through it")
+    require_floats(ratio=ratio, advantage=advantage, log_probs=log_probs)
+    return as_arrays(ratio, advantage, log_probs)
+
+
+def importance_weight(old_log_probs: A, sampler_log_probs: A, cap: float) -> A:
     r"""Weight that corrects for a sampler that is not quite the old policy, truncated.
 
     .. math:: \min\left( \frac{\pi_\mathrm{old}(a)}{\pi_\mathrm{sampler}(a)},\; C \right)
@@ -309,7 +390,7 @@ def importance_weight(old_log_probs: Array, sampler_log_probs: Array, max_weight
     ----------
     old_log_probs, sampler_log_probs : array, same shape
         Log-probabilities of the taken actions, recomputed by the trainer and as sampled.
-    max_weight : float
+    cap : float
         C, at least 1.
 
     Returns
@@ -320,21 +401,21 @@ def importance_weight(old_log_probs: Array, sampler_log_probs: Array, max_weight
     Raises
     ------
     ValueError
-        If shapes differ or `max_weight` is below 1.
+        If shapes differ or `cap` is below 1.
     """
-    require("max_weight", max_weight, max_weight >= 1, "at least 1")
+    at_least(1, cap=cap)
     xp = namespace(old_log_probs, sampler_log_probs)
     ratio = probability_ratio(old_log_probs, sampler_log_probs)
-    return stop_gradient(xp.clip(ratio, None, max_weight))
+    return stop_gradient(xp.clip(ratio, None, cap))
 
 
 def value_loss(
-    values: Array,
-    returns: Array,
-    old_values: Array | None = None,
+    values: A,
+    returns: A,
+    old_values: A | None = None,
     clip_range: float | None = None,
     mask: Array | None = None,
-) -> Array:
+) -> A:
     r"""Squared error of the value head, halved: :math:`\tfrac12 (V(s_t) - R_t)^2`.
 
     The half is here and nowhere else; the weight of the loss is the caller's. With `old_values`
@@ -377,7 +458,7 @@ def value_loss(
     loss = 0.5 * (values - returns) ** 2
     if old_values is None or clip_range is None:
         return loss
-    require("clip_range", clip_range, clip_range > 0, "above 0")
+    positive(clip_range=clip_range)
     require_shape(values.shape, old_values=old_values)
     held = old_values + xp.clip(values - old_values, -clip_range, clip_range)
     return xp.maximum(loss, 0.5 * (held - returns) ** 2)

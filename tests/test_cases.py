@@ -11,10 +11,11 @@ from test_formulas import MAKERS
 from ppo_demo._arrays import log_softmax
 from ppo_demo.advantages import discounted_returns, gae, group_relative, leave_one_out, whiten
 from ppo_demo.aggregation import aggregate, masked_mean
-from ppo_demo.algorithms import ALGORITHMS, policy_loss
+from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.divergences import adaptive_kl_weight, best_of_n_kl_bound, categorical_kl, kl_estimate
 from ppo_demo.lm.step import next_token_log_probs
-from ppo_demo.surrogates import clipped_surrogate, probability_ratio, sequence_ratio
+from ppo_demo.losses import policy_loss
+from ppo_demo.surrogates import Clip, probability_ratio, sequence_ratio
 
 RUN = {}
 
@@ -109,25 +110,25 @@ def _(x, _arr):
 @case("clip-regions-positive", "clip-regions-negative")
 def _(x, arr):
     ratio = arr(x["ratio"])
-    yield "objective", clipped_surrogate(ratio, x["advantage"], x["clip"])
+    yield "objective", Clip(x["clip"])(ratio, x["advantage"])
     if isinstance(ratio, torch.Tensor):
         ratio.requires_grad_()
-        clipped_surrogate(ratio, x["advantage"], x["clip"]).sum().backward()
+        Clip(x["clip"])(ratio, x["advantage"]).sum().backward()
         yield "has_gradient", ratio.grad != 0
 
 
 @case("clip-higher")
 def _(x, arr):
     ratio, advantage = arr(x["ratio"]), arr(x["advantage"])
-    yield "objective", clipped_surrogate(ratio, advantage, x["clip_low"], x["clip_high"])
+    yield "objective", Clip(x["clip_low"], x["clip_high"])(ratio, advantage)
 
 
 @case("lab-b")
 def _(x, arr):
     ratio, clip = arr(x["ratio"]), x["clip"]
-    yield "unclipped", clipped_surrogate(ratio, x["advantage"], math.inf)
-    yield "clipped_ratio", clipped_surrogate(ratio, 1.0, clip)
-    yield "objective", clipped_surrogate(ratio, x["advantage"], clip)
+    yield "unclipped", Clip(math.inf)(ratio, x["advantage"])
+    yield "clipped_ratio", Clip(clip)(ratio, 1.0)
+    yield "objective", Clip(clip)(ratio, x["advantage"])
 
 
 @case("padding-garbage")
@@ -136,7 +137,7 @@ def _(x, arr):
     if isinstance(logs, torch.Tensor):
         logs.requires_grad_()
     ratio = probability_ratio(logs, old, mask)
-    mean = masked_mean(clipped_surrogate(ratio, arr(x["advantages"]), x["clip"]), mask)
+    mean = masked_mean(Clip(x["clip"])(ratio, arr(x["advantages"])), mask)
     yield "mean_objective", mean
     if isinstance(logs, torch.Tensor):
         mean.backward()

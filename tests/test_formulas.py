@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ppo_demo.advantages import whiten
 from ppo_demo.aggregation import masked_mean
 from ppo_demo.divergences import adaptive_kl_weight, categorical_kl
-from ppo_demo.surrogates import clipped_surrogate, probability_ratio, value_loss
+from ppo_demo.surrogates import Clip, probability_ratio, value_loss
 
 MAKERS = {
     f"{library}-{dtype}": (library, dtype)
@@ -38,10 +38,10 @@ def close(actual, expected, atol=1e-6):
 def test_clip_regions(name, array):
     case = CASES[name]
     given_, expected = case["input"], case["expected"]
-    objective = clipped_surrogate(array(given_["ratio"]), given_["advantage"], given_["clip"])
+    objective = Clip(given_["clip"])(array(given_["ratio"]), given_["advantage"])
     close(objective, expected["objective"])
     ratio = torch.tensor(given_["ratio"], dtype=torch.float64, requires_grad=True)
-    clipped_surrogate(ratio, given_["advantage"], given_["clip"]).sum().backward()
+    Clip(given_["clip"])(ratio, given_["advantage"]).sum().backward()
     slopes = [given_["advantage"] if flows else 0.0 for flows in expected["has_gradient"]]
     assert ratio.grad.tolist() == slopes
 
@@ -50,12 +50,12 @@ def test_lab_b_case():
     case = CASES["lab-b"]
     given_, expected = case["input"], case["expected"]
     ratio, advantage, clip = given_["ratio"], given_["advantage"], given_["clip"]
-    assert clipped_surrogate(ratio, advantage, np.inf) == pytest.approx(expected["unclipped"])
-    assert clipped_surrogate(ratio, advantage, clip) == pytest.approx(expected["objective"])
+    assert Clip(np.inf)(ratio, advantage) == pytest.approx(expected["unclipped"])
+    assert Clip(clip)(ratio, advantage) == pytest.approx(expected["objective"])
 
 
 def test_negative_advantage_takes_the_minimum():
-    assert clipped_surrogate(1.3, -0.8, 0.2) == pytest.approx(-1.04)
+    assert Clip(0.2)(1.3, -0.8) == pytest.approx(-1.04)
 
 
 @given(
@@ -64,16 +64,16 @@ def test_negative_advantage_takes_the_minimum():
     st.floats(0.01, 2),
 )
 def test_surrogate_is_a_lower_bound_and_touches_at_one(ratio, advantage, clip_range):
-    objective = clipped_surrogate(ratio, advantage, clip_range)
+    objective = Clip(clip_range)(ratio, advantage)
     assert objective <= ratio * advantage
-    assert clipped_surrogate(1.0, advantage, clip_range) == advantage
-    assert clipped_surrogate(ratio, advantage, math.inf) == ratio * advantage
+    assert Clip(clip_range)(1.0, advantage) == advantage
+    assert Clip(math.inf)(ratio, advantage) == ratio * advantage
 
 
 @given(st.floats(0, 5), st.floats(-3, 3).filter(lambda a: abs(a) > 1e-3), st.floats(0.05, 0.9))
 def test_gradient_is_zero_exactly_where_the_clip_bites(value, advantage, clip_range):
     ratio = torch.tensor(value, dtype=torch.float64, requires_grad=True)
-    clipped_surrogate(ratio, advantage, clip_range).backward()
+    Clip(clip_range)(ratio, advantage).backward()
     bites = value > 1 + clip_range if advantage > 0 else value < 1 - clip_range
     assert ratio.grad.item() == (0 if bites else advantage)
 
@@ -81,7 +81,7 @@ def test_gradient_is_zero_exactly_where_the_clip_bites(value, advantage, clip_ra
 @pytest.mark.parametrize("clip_range", [0.0, -0.1, math.nan, np.array([0.2, 0.0])])
 def test_clip_range_must_be_above_zero(clip_range):
     with pytest.raises(ValueError, match=r"clip_range must be above 0, got"):
-        clipped_surrogate(np.ones(2), 0.5, clip_range)
+        Clip(clip_range)(np.ones(2), 0.5)
 
 
 def test_ratio_of_numbers_and_of_arrays(array):
@@ -95,7 +95,7 @@ def test_garbage_on_padding_reaches_neither_value_nor_gradient():
     old = torch.tensor(given_["old_logprobs"], dtype=torch.float64)
     mask = torch.tensor(given_["mask"])
     ratio = probability_ratio(logprobs, old, mask)
-    objective = clipped_surrogate(ratio, torch.tensor(given_["advantages"]), given_["clip"])
+    objective = Clip(given_["clip"])(ratio, torch.tensor(given_["advantages"]))
     mean = masked_mean(objective, mask)
     mean.backward()
     assert mean.item() == pytest.approx(expected["mean_objective"])

@@ -1,14 +1,17 @@
 """The PPO step and the faults of the circulating one, against loops and closed forms."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from ppo_demo.divergences import categorical_kl
 from ppo_demo.lm import coins, corpus, pitfalls
-from ppo_demo.lm.model import ModelConfig, PolicyValueModel, causal_attention, next_attention
-from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_losses, ppo_step
+from ppo_demo.lm.model import ModelConfig, PolicyValueModel, cached_attention
+from ppo_demo.lm.step import descend, next_token_log_probs, used_positions
+from ppo_demo.losses import losses
 
 
 @pytest.fixture
@@ -24,6 +27,15 @@ def moved(model):
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model
+
+
+def step_losses(model, batch):
+    """What `coins.ppo_step` descends: policy loss, value loss and KL."""
+    logits, values = model(batch.tokens)
+    log_probs = next_token_log_probs(logits, batch.tokens)
+    kl = categorical_kl(logits[:, :-1], batch.ref_logits, batch.mask)
+    found = losses(coins.PPO, batch, log_probs, values[:, :-1], kl=kl)
+    return found.policy, found.value, found.kl
 
 
 def test_losses_agree_with_a_loop_over_tokens(sampled):
@@ -46,8 +58,8 @@ def test_losses_agree_with_a_loop_over_tokens(sampled):
             pair = (log_p.tolist(), log_ref.tolist())
             kl += sum(math.exp(a) * (a - b) for a, b in zip(*pair, strict=True))
             count += 1
-    losses = [loss.item() for loss in ppo_losses(logits, values, batch, clip_range=0.2)]
-    assert losses == pytest.approx([policy / count, value / count, kl / count], rel=1e-4)
+    found = [loss.item() for loss in step_losses(model, batch)]
+    assert found == pytest.approx([policy / count, value / count, kl / count], rel=1e-4)
 
 
 def test_log_probs_are_of_the_next_token():
@@ -59,17 +71,16 @@ def test_log_probs_are_of_the_next_token():
 def test_padding_and_prompt_do_not_reach_the_losses(sampled):
     model, rollout = sampled
     batch = rollout.batch
-    logits, values = moved(model)(batch.tokens)
-    garbled = Batch(
-        tokens=batch.tokens,
-        mask=batch.mask,
+    moved(model)
+    garbled = replace(
+        batch,
         old_log_probs=batch.old_log_probs.masked_fill(~batch.mask, -math.inf),
         ref_logits=batch.ref_logits.masked_fill(~batch.mask[..., None], math.nan),
         advantages=batch.advantages.masked_fill(~batch.mask, math.nan),
         returns=batch.returns.masked_fill(~batch.mask, 1e30),
     )
-    clean, dirty = (ppo_losses(logits, values, b, 0.2) for b in (batch, garbled))
-    assert dirty == clean
+    clean, dirty = (step_losses(model, b) for b in (batch, garbled))
+    torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
     parameters = list(model.parameters())
     for a, b in zip(clean, dirty, strict=True):
         options = {"retain_graph": True, "materialize_grads": True}
@@ -79,7 +90,7 @@ def test_padding_and_prompt_do_not_reach_the_losses(sampled):
 
 def test_first_ratio_is_one_so_the_policy_loss_is_the_mean_advantage(sampled):
     model, rollout = sampled
-    policy, _, _ = ppo_losses(*model(rollout.batch.tokens), rollout.batch, clip_range=0.2)
+    policy, _, _ = step_losses(model, rollout.batch)
     mean = rollout.batch.advantages[rollout.batch.mask].mean()
     assert policy.item() == pytest.approx(-mean.item(), abs=1e-6)
 
@@ -88,10 +99,11 @@ def test_step_clips_the_gradient_and_reports(sampled):
     model, rollout = sampled
     before = [p.clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    metrics = ppo_step(model, optimizer, rollout.batch, max_grad_norm=0.01)
+    norm = descend(step_losses(model, rollout.batch)[1], model, optimizer, max_grad_norm=0.01)
     moves = [(a - b).norm() ** 2 for a, b in zip(model.parameters(), before, strict=True)]
-    assert metrics["grad_norm"] > 0.01
+    assert norm > 0.01
     assert sum(moves).sqrt().item() == pytest.approx(0.01, rel=1e-3)
+    metrics = coins.ppo_step(model, optimizer, rollout)
     assert set(metrics) == {"policy_loss", "value_loss", "kl", "grad_norm"}
 
 
@@ -106,32 +118,66 @@ def test_no_position_sees_a_later_one():
 
 
 @pytest.mark.parametrize("time", [1, 5, 15, 16, 20])
-def test_attention_is_that_of_the_library(time):
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_is_that_of_the_library(time, padded):
     generator = torch.Generator().manual_seed(time)
     heads = torch.randn(3, time, 3, 4, 8, generator=generator, requires_grad=True)
     weights = torch.randn(3, time, 32, generator=generator)
     query, key, value = heads.permute(2, 0, 3, 1, 4)
     theirs = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     theirs = theirs.transpose(1, 2).flatten(2)
-    mine = causal_attention(heads)
+    model = PolicyValueModel(ModelConfig(vocabulary=5, context=20, width=32))
+    used = torch.arange(time) < torch.tensor([time, 1, max(1, time - 2)])[:, None]
+    cache = torch.full((20, 2, 3, 4, 8), torch.nan)
+    if padded:
+        mine = model.attention(used, 3, time)(heads[used], cache=None)
+        theirs, weights = theirs[used], weights[used]
+    else:
+        mine = model.attention(None, 3, time)(heads.flatten(0, 1), cache=cache).view(3, time, -1)
     torch.testing.assert_close(mine, theirs)
     gradients = [torch.autograd.grad((x * weights).sum(), heads)[0] for x in (mine, theirs)]
     torch.testing.assert_close(*gradients)
-    last = next_attention(heads[:, -1, 0], *heads[:, :, 1:].permute(2, 1, 0, 3, 4))
-    torch.testing.assert_close(last, theirs[:, -1:])
+    if not padded:
+        torch.testing.assert_close(cache[:time], heads[:, :, 1:].permute(1, 2, 0, 3, 4))
+        last = cached_attention(heads[:, -1], cache, start=time - 1)
+        torch.testing.assert_close(last, theirs[:, -1])
+
+
+def test_positions_that_are_not_used_change_nothing_and_cost_nothing():
+    model = PolicyValueModel(ModelConfig(vocabulary=9, context=8, layers=2, width=16, heads=2))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(9, (4, 6), generator=generator)
+    mask = torch.arange(6) < torch.tensor([3, 1, 6, 4])[:, None]
+    mask[2, :3] = False  # a prompt: not of the completion, but read by it
+    used = used_positions(mask)
+    assert used.sum(-1).tolist() == [3, 1, 6, 4]
+    rows = []
+    hook = model.blocks[0].register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
+    whole, part = model(tokens), model(tokens, used)
+    hook.remove()
+    assert rows == [24, 14]
+    for a, b in zip(whole, part, strict=True):
+        torch.testing.assert_close(b[used], a[used])
+        assert (b[~used] == 0).all()
+    parameters = list(model.parameters())
+    gradients = [
+        torch.autograd.grad(logits[used].square().sum() + values[used].sum(), parameters)
+        for logits, values in (whole, part)
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 def test_cache_takes_one_token_after_the_start():
     model = PolicyValueModel(ModelConfig(vocabulary=5, context=8))
     tokens = torch.tensor([[1, 2, 3]])
-    with pytest.raises(ValueError, match="tokens must be one a sequence after position 0, got 3"):
-        model(tokens, model.new_cache(1), 2)
+    with pytest.raises(ValueError, match="tokens must be one a sequence at start=2, got 3"):
+        model(tokens, cache=model.new_cache(1), start=2)
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"layers": 0}, "layers must be above 0, got 0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"width": 30}, "width must be a multiple of heads=4, got 30"),
     ],
 )
@@ -185,8 +231,7 @@ def test_whole_vocabulary_gradient_does_not_know_what_was_sampled(sampled):
     batch, old = rollout.batch, rollout.old_logits
     logits = old.clone().requires_grad_()
     fault = pitfalls.FAULTS["ratio over the whole vocabulary"]
-    policy, _ = fault(logits, model(batch.tokens)[1], batch, old)
-    policy.backward()
+    fault(logits, model(batch.tokens)[1], batch, old).policy.backward()
     share = torch.where(batch.mask, batch.advantages, 0.0) / batch.mask.sum()
     expected = -share[..., None] * (1 / len(coins.VOCABULARY) - old[:, :-1].softmax(-1))
     torch.testing.assert_close(logits.grad[:, :-1], expected, atol=1e-6, rtol=1e-4)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ppo_demo import __main__ as command_line
 from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.divergences import best_of_n_kl_bound
 from ppo_demo.lm import corpus, effects
+from ppo_demo.lm import trainer as trainer_module
 from ppo_demo.lm.bestofn import best_of_n, best_of_n_kl, rejection_fine_tuning
 from ppo_demo.lm.corpus import (
     COMPLETION_LENGTH,
@@ -32,7 +34,6 @@ from ppo_demo.lm.corpus import (
     rule_reward,
     sentences,
 )
-from ppo_demo.lm.model import ModelConfig
 from ppo_demo.lm.pretrain import (
     POLICY,
     SCORER,
@@ -47,6 +48,7 @@ from ppo_demo.lm.rollout import sample
 from ppo_demo.lm.step import next_token_log_probs
 from ppo_demo.lm.sweep import pack_start
 from ppo_demo.lm.trainer import TrainConfig, Trainer, train, write_atomically
+from ppo_demo.surrogates import Clip, DualClip
 
 # --- corpus ---------------------------------------------------------------------------------------
 
@@ -153,27 +155,17 @@ def test_words_are_drawn_as_likely_as_the_policy_says():
     assert chi < 75  # of 34 degrees of freedom: exceeded once in ten thousand
 
 
-def test_top_k_draws_from_the_likeliest_alone():
-    model = seeded(POLICY, 3)
-    g = chance()
-    asked = prompts(1, g).repeat(500, 1)
-    found = sample(model, asked, g, max_tokens=1, top_k=3, end=None)
-    likeliest = model(asked[:1])[0][0, -1].topk(3).indices
-    assert set(found.tokens[:, PROMPT_LENGTH].tolist()) == set(likeliest.tolist())
-    assert torch.isfinite(found.entropies).all()
-
-
 @pytest.mark.parametrize(
-    ("options", "name"),
+    ("options", "message"),
     [
-        ({"temperature": 0.0}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-        ({"max_tokens": 99}, "max_tok"),
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"max_tokens": 99}, "max_tokens must be from 1 to 14, got 99"),
+        ({"max_tokens": 0}, "max_tokens must be from 1 to 14, got 0"),
     ],
 )
-def test_bad_sampling_is_refused(options, name):
+def test_bad_sampling_is_refused(options, message):
     arguments = {"max_tokens": 2, **options}
-    with pytest.raises(ValueError, match=f"{name}.* is out of range"):
+    with pytest.raises(ValueError, match=message):
         sample(seeded(POLICY, 0), prompts(1, chance()), chance(), **arguments)
 
 
@@ -211,9 +203,6 @@ def test_kl_of_best_of_n_where_it_is_known():
     np.testing.assert_allclose(found, 0, atol=1e-6)
 
 
-# --- packing --------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def untrained():
     """A policy that writes completions of many lengths, and a reward with some spread."""
@@ -223,62 +212,85 @@ def untrained():
     return model, lambda tokens: (tokens % 3 == 0).sum(-1).float()
 
 
-@pytest.mark.parametrize("key", ALGORITHMS)
-def test_packed_loss_and_gradient_are_the_padded_ones(untrained, key):
-    reward = "rule" if key == "maxrl" else "model"
-    config = {"algorithm": key, "reward": reward, "entropy_weight": 0.01, "temperature": 0.9}
-    results = []
-    for packing in (False, True):
-        trainer = Trainer(TrainConfig(packing=packing, **config), *untrained)
-        batch, _ = trainer.rollout()
-        with torch.no_grad():
-            for parameter in trainer.policy.parameters():
-                parameter.mul_(1.05)  # ratios other than 1
-        loss, _ = trainer.loss(batch)
-        gradient = torch.autograd.grad(
-            loss, list(trainer.policy.parameters()), materialize_grads=True
-        )
-        results.append((loss.detach(), gradient))
-    assert batch.mask.float().mean() < 0.8
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
-
-
-def test_packed_sequences_do_not_see_each_other():
-    model = seeded(ModelConfig(vocabulary=9, context=8, layers=2, width=16, heads=2), 0)
-    lengths = torch.tensor([3, 1, 4])
-    tokens = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8])
-    together = model.packed(tokens, lengths)
-    alone = [model(part[None]) for part in tokens.split(lengths.tolist())]
-    for which in (0, 1):
-        expected = torch.cat([outputs[which][0] for outputs in alone])
-        torch.testing.assert_close(together[which], expected)
-
-
 # --- trainer --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "trpo"}, r"algorithm must be one of \[.*\], got 'trpo'"),
+        ({"algorithm": "trpo"}, "algorithm must be one of reinforce, .*, got 'trpo'"),
         ({"batch_size": 100}, "group_size must be a divisor of batch_size=100, got 8"),
         ({"minibatches": 3}, "minibatches must be a divisor of batch_size=128, got 3"),
         ({"kl_weight": -0.1}, "kl_weight must be at least 0, got -0.1"),
-        ({"algorithm": "rloo", "group_size": 1}, "group_size must be at least 2 for 'rloo', got 1"),
-        ({"algorithm": "maxrl"}, r"reward must be 'rule' \(0 or 1\) for 'maxrl', got 'model'"),
+        ({"algorithm": "rloo", "group_size": 1}, "group_size must be at least 2 for RLOO, got 1"),
+        ({"algorithm": "maxrl"}, r"reward must be 'rule' \(0 or 1\) for MaxRL, got 'model'"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0, got 0.0"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
+        ({"learning_rate": math.inf}, "learning_rate must be finite, got inf"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"lam": 1.1}, "lam must be from 0 to 1, got 1.1"),
-        ({"target_kl": 0.0}, "target_kl must be above 0 or left out, got 0.0"),
+        ({"target_kl": 0.0}, "target_kl must be above 0, got 0.0"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
-        ({"reward": "human"}, "reward must be 'model' or 'rule', got 'human'"),
-        ({"algorithm": "cispo", "clip_range": 0.2}, "clip_range must be left out for 'cispo'"),
+        ({"reward": "human"}, "reward must be one of model, rule, got 'human'"),
+        (
+            {"algorithm": "cispo", "clip_range": 0.2},
+            "clip_range must be left out for CISPO, which has none",
+        ),
     ],
 )
 def test_bad_settings_name_the_field(changes, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**changes)
+
+
+def test_clip_range_of_the_settings_is_where_the_row_has_one():
+    def clip(**settings):
+        return TrainConfig(**settings).row.clip
+
+    assert clip(algorithm="dapo") == Clip(0.2, 0.28)
+    assert clip(algorithm="dapo", clip_range=0.1) == Clip(0.1, 0.28)
+    assert clip(algorithm="dapo", clip_range_high=0.4) == Clip(0.2, 0.4)
+    assert clip(algorithm="ppo", clip_range=0.1) == Clip(0.1)
+    mine = replace(ALGORITHMS["grpo"], clip=DualClip(0.2, dual_clip=3.0))
+    assert clip(algorithm=mine, clip_range=0.1) == DualClip(0.1, dual_clip=3.0)
+    with pytest.raises(ValueError, match="dual_clip must be above"):
+        TrainConfig(algorithm=mine, clip_range_high=2.5)
+
+
+def test_a_row_of_your_own_is_what_trains_and_what_is_kept(untrained, tmp_path):
+    mine = replace(ALGORITHMS["ppo"], name="mine", clip=Clip(1e-6))
+    config = TrainConfig(algorithm=mine, steps=1, batch_size=32)
+    trainer = train(config, *untrained)
+    assert trainer.history[0]["clip_fraction"] > 0.2
+    wide = train(replace(config, clip_range=9.0), *untrained)
+    assert wide.history[0]["clip_fraction"] == 0
+    trainer.save(tmp_path / "mine.pt")
+    again = Trainer(config, *untrained)
+    again.load(tmp_path / "mine.pt")
+    assert again.history == trainer.history
+    for other in (TrainConfig(steps=1, batch_size=32), replace(config, clip_range=0.1)):
+        with pytest.raises(ValueError, match="to go on from"):
+            Trainer(other, *untrained).load(tmp_path / "mine.pt")
+
+
+@pytest.mark.parametrize(("key", "shape"), [("gspo", (16, 1)), ("dapo", (16, 14 + 1))])
+def test_trainer_counts_what_its_loss_has_clipped(untrained, monkeypatch, key, shape):
+    seen = []
+    count = trainer_module.clip_fraction
+    monkeypatch.setattr(
+        trainer_module, "clip_fraction", lambda *found: seen.append(found) or count(*found)
+    )
+    row = ALGORITHMS[key]
+    metrics = Trainer(TrainConfig(algorithm=row, batch_size=32), *untrained).step()
+    assert {tuple(ratio.shape) for _, ratio, _, _ in seen} == {shape}
+    shares = []
+    for clip, ratio, advantage, mask in seen:
+        assert clip == row.clip
+        above, below = ratio > 1 + clip.clip_range_high, ratio < 1 - clip.clip_range
+        gone = (above & (advantage > 0)) | (below & (advantage < 0))
+        shares.append((gone & mask).sum() / mask.sum())
+    assert metrics["clip_fraction"] == pytest.approx(torch.stack(shares).mean().item())
+    assert metrics["clip_fraction"] > 0
 
 
 def test_same_seed_gives_the_same_history_to_the_bit(untrained):
@@ -302,7 +314,7 @@ def test_epochs_end_early_on_approximate_kl(untrained):
 
 
 def test_adaptive_kl_weight_moves_towards_its_target(untrained):
-    config = TrainConfig(steps=4, batch_size=32, kl_target=1e-6, kl_horizon=32)
+    config = TrainConfig(steps=4, batch_size=32, adaptive_kl_target=1e-6, adaptive_kl_horizon=32)
     weights = [metrics["kl_weight"] for metrics in train(config, *untrained).history]
     assert weights[0] == 0.05
     assert weights[-1] > weights[0]
@@ -407,7 +419,7 @@ def test_every_row_learns_the_rule(start, key):
     policy, reward_model, _ = start
     # Without a ratio, nothing corrects for steps off-policy: one pass, as many steps.
     passes = {"epochs": 1, "minibatches": 8} if ALGORITHMS[key].ratio == "none" else {}
-    config = TrainConfig(algorithm=key, reward="rule", steps=40, packing=True, **passes)
+    config = TrainConfig(algorithm=key, reward="rule", steps=40, **passes)
     history = train(config, policy, reward_model).history
     assert history[0]["rule"] < 0.2
     assert np.mean([m["rule"] for m in history[-5:]]) > 0.75
@@ -424,21 +436,23 @@ def test_stored_study_was_made_by_the_present_code():
 
 def test_what_the_page_says_of_the_study_holds():
     studies = effects.load()
-    assert list(effects.claims(studies).values()) == [5, 2, 4, 5, 3, 5, 5, 4, 5, 5]
+    assert list(effects.claims(studies).values()) == [5, 3, 5, 4, 4, 5, 5, 5, 5, 5]
     gold = {label: np.array([s[label]["gold"] for s in studies]) for label in studies[0]}
     ppo, begun = gold["PPO, lr 1e-3, β 0.05"], gold["best of 1"]
     free, plain = gold["PPO, lr 1e-3, β 0"], gold["plain gradient, lr 1e-3"]
-    assert ((free < begun - 3).sum(), (abs(free - begun) < 0.2).sum()) == (3, 1)
+    assert sorted(free - begun)[2] < -4
+    assert sorted(free - begun)[3] == pytest.approx(-2.2, abs=0.3)
     assert free.max() > begun.max() + 1
-    assert ((plain < ppo) & (plain < begun)).sum() == 2
-    assert gold["unclipped ratio, lr 1e-3"].mean() == pytest.approx(ppo.mean(), abs=0.1)
+    assert ((plain > begun) & (plain > ppo - 0.6)).sum() == 2
+    assert gold["unclipped ratio, lr 1e-3"].mean() == pytest.approx(ppo.mean(), abs=0.15)
     fast = gold["PPO, lr 1e-2, β 0.05"]
-    assert (fast > begun + 1).all()
+    assert (fast > begun + 0.8).all()
     for key in ALGORITHMS:
         label = f"rule: {ALGORITHMS[key].name}"
         assert all(s[label]["rule"] > 0.8 for s in studies), label
         far = np.mean([s[label]["kl"] for s in studies])
-        assert (far > 9) == (ALGORITHMS[key].kl == "none"), label
+        low, high = (9, 19) if ALGORITHMS[key].kl == "none" else (5, 7)
+        assert low < far < high, label
     for n in effects.SIZES:  # measured: at its bound, less what equal texts take away
         bound = float(best_of_n_kl_bound(float(n)))
         assert all(
@@ -529,7 +543,7 @@ def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path, start):
     ("options", "message"),
     [
         (["--algorithm", "nonesuch"], "algorithm must be one of"),
-        (["--algorithm", "rloo", "--group-size", "1"], "group_size must be at least 2 for 'rloo'"),
+        (["--algorithm", "rloo", "--group-size", "1"], "group_size must be at least 2 for RLOO"),
         (["--resume", "--threads", "1"], "--resume needs a checkpoint"),
         (["--learning-rat", "1"], "learning-rat"),
     ],

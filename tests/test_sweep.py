@@ -61,7 +61,7 @@ def test_grid_is_as_large_as_was_asked():
 
 def test_a_run_keeps_its_history_and_some_reviews(expected):
     record = expected[0]
-    assert record["config"] == asdict(CONFIGS[0])
+    assert record["config"] == CONFIGS[0].settings()
     assert {name: len(curve) for name, curve in record["curves"].items()} == dict.fromkeys(
         sweeping.METRICS, 2
     )

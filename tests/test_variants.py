@@ -20,7 +20,7 @@ from ppo_demo.advantages import (
     td_residuals,
 )
 from ppo_demo.aggregation import aggregate
-from ppo_demo.algorithms import ALGORITHMS, Algorithm, completion_advantages, policy_loss
+from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.diagnostics import approx_kl, clip_fraction, explained_variance
 from ppo_demo.divergences import (
     adaptive_kl_weight,
@@ -31,15 +31,16 @@ from ppo_demo.divergences import (
     kl_estimate,
     linear_kl_weight,
 )
+from ppo_demo.losses import Algorithm, Batch, completion_advantages, losses, policy_loss
 from ppo_demo.surrogates import (
-    clipped_surrogate,
-    clipped_weight_surrogate,
-    dual_clip_surrogate,
-    gamma_weight_surrogate,
+    CappedWeight,
+    Clip,
+    DualClip,
+    GammaWeight,
+    SoftGate,
     importance_weight,
     probability_ratio,
     sequence_ratio,
-    soft_gate_surrogate,
     value_loss,
 )
 
@@ -285,37 +286,38 @@ def test_linear_weight_goes_straight():
 # --- surrogates ----------------------------------------------------------------------------------
 
 
-def slope(function, value, *arguments):
+def slope(rule, value, advantage):
     ratio = torch.tensor(value, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(function(ratio, *arguments), ratio)
+    (gradient,) = torch.autograd.grad(rule(ratio, advantage), ratio)
     return gradient.item()
 
 
 def test_dual_clip_stops_a_runaway_with_negative_advantage():
     advantage = torch.tensor(-1.0, dtype=torch.float64)
-    assert dual_clip_surrogate(4.0, -1.0, 0.2, 3.0) == -3
-    assert slope(dual_clip_surrogate, 4.0, advantage, 0.2, 3.0) == 0
-    assert slope(dual_clip_surrogate, 2.0, advantage, 0.2, 3.0) == -1
+    rule = DualClip(0.2, dual_clip=3.0)
+    assert rule(4.0, -1.0) == -3
+    assert slope(rule, 4.0, advantage) == 0
+    assert slope(rule, 2.0, advantage) == -1
     # Positive advantages are PPO's.
-    assert dual_clip_surrogate(4.0, 1.0, 0.2, 3.0) == clipped_surrogate(4.0, 1.0, 0.2)
+    assert rule(4.0, 1.0) == Clip(0.2)(4.0, 1.0)
 
 
 @pytest.mark.parametrize("advantage", [1.5, -1.5])
 def test_soft_gate_has_the_plain_slope_at_one_and_fades_away_from_it(advantage):
     a = torch.tensor(advantage, dtype=torch.float64)
-    assert slope(soft_gate_surrogate, 1.0, a, 1.0, 1.05) == pytest.approx(advantage)
+    assert slope(SoftGate(1.0, 1.05), 1.0, a) == pytest.approx(advantage)
     tau = 1.0 if advantage > 0 else 1.05
     for value in (0.2, 3.0):
         sigma = 1 / (1 + math.exp(-tau * (value - 1)))
         expected = 4 * sigma * (1 - sigma) * advantage
-        assert slope(soft_gate_surrogate, value, a, 1.0, 1.05) == pytest.approx(expected)
+        assert slope(SoftGate(1.0, 1.05), value, a) == pytest.approx(expected)
         assert abs(expected) < abs(advantage)
 
 
 def test_clipped_weight_keeps_a_gradient_for_every_token():
     logs = torch.tensor([math.log(0.2), math.log(0.9)], requires_grad=True)
     ratio = probability_ratio(logs, torch.tensor([math.log(0.1), math.log(0.1)]))
-    objective = clipped_weight_surrogate(ratio, torch.tensor([2.0, 2.0]), logs, 5.0)
+    objective = CappedWeight(5.0)(ratio, torch.tensor([2.0, 2.0]), logs)
     objective.sum().backward()
     # Weights 2 and 9; the second is cut to 5, and no gradient flows through either.
     torch.testing.assert_close(logs.grad, torch.tensor([4.0, 10.0]))
@@ -324,9 +326,7 @@ def test_clipped_weight_keeps_a_gradient_for_every_token():
 def test_gamma_weight_is_one_at_one_and_a_constant():
     logs = torch.tensor([-1.0], requires_grad=True)
     for w, expected in ((1.0, 1.0), (2.0, 2**2 * math.exp(-3))):
-        objective = gamma_weight_surrogate(
-            torch.tensor([w]), torch.tensor([1.0]), logs, (2, 3), (3, 2)
-        )
+        objective = GammaWeight((2, 3), (3, 2))(torch.tensor([w]), torch.tensor([1.0]), logs)
         (gradient,) = torch.autograd.grad(objective.sum(), logs)
         assert gradient.item() == pytest.approx(expected)
 
@@ -359,9 +359,9 @@ def test_value_clipping_takes_the_larger_error():
 def test_infinite_clip_range_is_the_unclipped_surrogate(batch, clip_range):
     new, old, _, advantages, mask = batch
     ratio = probability_ratio(new, old, mask)
-    open_ended = clipped_surrogate(ratio, advantages, clip_range, math.inf)
-    assert (clipped_surrogate(ratio, advantages, math.inf) == ratio * advantages).all()
-    assert (open_ended >= clipped_surrogate(ratio, advantages, clip_range)).all()
+    open_ended = Clip(clip_range, math.inf)(ratio, advantages)
+    assert (Clip(math.inf)(ratio, advantages) == ratio * advantages).all()
+    assert (open_ended >= Clip(clip_range)(ratio, advantages)).all()
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def test_ppo_gradient_is_zero_exactly_on_the_tokens_that_clip_fraction_counts(ba
     new, old, _, advantages, mask = batch
     wide = torch.where(advantages == 0, 1.0, advantages).expand(new.shape)
     _, gradient = loss_and_gradient(ALGORITHMS["ppo"], new, old, wide, mask)
-    share = clip_fraction(probability_ratio(new, old, mask), wide, mask, 0.2)
+    share = clip_fraction(Clip(0.2), probability_ratio(new, old, mask), wide, mask)
     assert share.item() == pytest.approx(((gradient == 0) & mask).sum().item() / mask.sum().item())
 
 
@@ -459,26 +459,19 @@ def test_completion_advantages_of_each_row():
 
 BAD_ROWS = [
     ({"advantage": "magic"}, "advantage of algorithm 'GRPO' must be one of"),
-    ({"clip_range": None}, "clip_range of algorithm 'GRPO' must be given for clip='ppo', got None"),
-    ({"clip_range": 0.0}, "clip_range of algorithm 'GRPO' must be above 0, got 0.0"),
-    ({"dual_clip": 3.0}, "dual_clip .* must be left out for clip='ppo', which does not use it"),
-    ({"ratio": "none"}, "ratio .* must be other than 'none' for clip='ppo' to act on"),
-    ({"clip": "none"}, "clip_range .* must be left out for clip='none'"),
+    ({"clip": "ppo"}, r"clip of algorithm 'GRPO' must be a clip rule, such as Clip\(0.2\), got"),
+    ({"ratio": "none"}, r"ratio .* must be one of \(.*\) for Clip to act on, got 'none'"),
     ({"kl": "none"}, "kl_estimator .* must be left out unless kl='loss', got 'k3'"),
-    ({"kl_estimator": None}, "kl_estimator .* must be given for kl='loss'"),
+    ({"kl_estimator": None}, "kl_estimator .* must be one of .* for kl='loss', got None"),
+    ({"kl_estimator": "exact", "kl_weighted": True}, "kl_weighted .* must be left out"),
     ({"kl_estimator": "k1"}, "as a loss, k1 has no gradient in expectation"),
     (
         {"kl": "reward", "kl_estimator": None, "kl_weighted": True},
         "kl_weighted .* must be left out unless kl='loss'",
     ),
     (
-        {
-            "clip": "gamma",
-            "clip_range": None,
-            "shape_positive": (2.0, 3.0),
-            "shape_negative": (3.0, 2.0),
-        },
-        "ratio .* must be 'product' for clip='gamma'",
+        {"clip": GammaWeight((2.0, 3.0), (3.0, 2.0))},
+        r"ratio .* must be one of \('product',\) for GammaWeight to act on, got 'token'",
     ),
 ]
 
@@ -490,7 +483,8 @@ def test_rows_that_contradict_themselves_are_refused(changes, message):
 
 
 def test_a_new_algorithm_is_one_expression():
-    mine = replace(ALGORITHMS["grpo"], name="mine", clip="dual", dual_clip=3.0, kl_weighted=True)
+    clip = DualClip(0.2, dual_clip=3.0)
+    mine = replace(ALGORITHMS["grpo"], name="mine", clip=clip, kl_weighted=True)
     logs = torch.full((2, 3), -1.0)
     loss = policy_loss(mine, logs, logs, torch.ones(2, 1), torch.ones(2, 3), ref_log_probs=logs)
     assert loss == -1
@@ -573,17 +567,26 @@ BAD_CALLS = [
         r"bootstrap_value must be of shape \(2,\), got \(3,\)",
     ),
     (lambda: kl_estimate(LOGS, LOGS, "k4"), "estimator must be one of k1, k2, k3, got 'k4'"),
-    (lambda: dual_clip_surrogate(1.0, -1.0, 0.2, 1.1), "dual_clip must be above 1"),
-    (lambda: clipped_weight_surrogate(LOGS, LOGS, LOGS, 0.5), "max_weight must be above 1"),
-    (lambda: soft_gate_surrogate(1.0, 1.0, 0.0, 1.0), "temperature_positive must be above 0"),
+    (lambda: DualClip(0.2, dual_clip=1.1), "dual_clip must be above 1 \\+ ε, got 1.1"),
+    (lambda: DualClip(0.2, 3.0, dual_clip=3.5), "dual_clip must be above 1 \\+ ε, got 3.5"),
+    (lambda: DualClip(0.0, dual_clip=3.0), "clip_range must be above 0, got 0.0"),
+    (lambda: DualClip(0.2, dual_clip=0.5), "dual_clip must be above 1 \\+ ε, got 0.5"),
+    (lambda: CappedWeight(-3), "cap must be above 1, got -3"),
+    (lambda: SoftGate(1.0, -1), "temperature_negative must be above 0, got -1"),
     (
-        lambda: gamma_weight_surrogate(LOGS, LOGS, LOGS, (0, 1), (1, 1)),
+        lambda: GammaWeight((1, 1), (-1, 2)),
+        r"shape_negative must be two numbers above 0, got \(-1, 2\)",
+    ),
+    (lambda: CappedWeight(0.5), "cap must be above 1, got 0.5"),
+    (lambda: SoftGate(0.0, 1.0), "temperature_positive must be above 0"),
+    (
+        lambda: GammaWeight((0, 1), (1, 1)),
         r"shape_positive must be two numbers above 0, got \(0, 1\)",
     ),
-    (lambda: importance_weight(LOGS, LOGS, 0.5), "max_weight must be at least 1, got 0.5"),
+    (lambda: importance_weight(LOGS, LOGS, 0.5), "cap must be at least 1, got 0.5"),
     (lambda: value_loss(LOGS, LOGS, LOGS), "clip_range must be given together with old_values"),
-    (lambda: clipped_surrogate(LOGS, LOGS, 0.2, 0.0), "clip_range_high must be above 0, got 0.0"),
-    (lambda: linear_kl_weight(0.1, -0.1, 0.5), "end must be at least 0, got -0.1"),
+    (lambda: Clip(0.2, 0.0), "clip_range_high must be above 0, got 0.0"),
+    (lambda: linear_kl_weight(0.1, -0.1, 0.5), "last must be at least 0, got -0.1"),
     (lambda: linear_kl_weight(0.1, 0.1, 2), "progress must be from 0 to 1, got 2"),
     (lambda: best_of_n_kl_bound(0), "n must be at least 1, got 0"),
     (lambda: best_of_n_log_ratio(0.5, 0.1, 0), "n must be at least 1, got 0"),
@@ -610,7 +613,7 @@ INTEGERS = np.ones((2, 3), dtype=int)
         (lambda: gae(INTEGERS, LOGS, MASK), "rewards"),
         (lambda: group_relative(INTEGERS), "rewards"),
         (lambda: probability_ratio(INTEGERS, LOGS), "log_probs"),
-        (lambda: clipped_surrogate(INTEGERS, LOGS, 0.2), "ratio"),
+        (lambda: Clip(0.2)(INTEGERS, LOGS), "ratio"),
         (lambda: aggregate(INTEGERS, MASK, "token"), "values"),
         (lambda: categorical_kl(INTEGERS, LOGS), "logits"),
         (lambda: kl_estimate(INTEGERS, LOGS, "k1"), "log_probs"),
@@ -623,10 +626,33 @@ def test_integers_are_refused(call, name):
         call()
 
 
+def test_clip_fraction_is_of_the_ratio_that_the_loss_used():
+    """Log-ratios of ±0.01 in turn: the sequence ratio is 1, so GSPO has clipped nothing."""
+    old = torch.zeros(2, 4)
+    new = torch.tensor([0.01, -0.01, 0.01, -0.01]).expand(2, 4)
+    mask, advantages = torch.ones(2, 4), torch.tensor([[1.0], [-1.0]])
+    for key in ("gspo", "luspo"):
+        row = ALGORITHMS[key]
+        batch = Batch(mask=mask, old_log_probs=old, advantages=advantages)
+        ratio = losses(row, batch, new).ratio
+        assert clip_fraction(row.clip, ratio, advantages, mask) == 0
+        token = probability_ratio(new, old)
+        assert clip_fraction(row.clip, token, advantages, mask) == 0.5
+
+
+def test_clip_fraction_counts_what_the_dual_clip_removes():
+    rule, advantage, mask = DualClip(0.2, dual_clip=3.0), np.array([[-1.0]]), np.ones((1, 3))
+    ratio = np.array([[0.7, 2.0, 3.5]])  # below its range, pushed, beyond its cap
+    assert clip_fraction(rule, ratio, advantage, mask) == pytest.approx(2 / 3)
+    whole = np.array([[3.5], [2.0]])  # one a completion: its tokens share it
+    mask = np.array([[1, 1, 1], [1, 0, 0]])
+    assert clip_fraction(rule, whole, -np.ones((2, 1)), mask) == pytest.approx(3 / 4)
+
+
 def test_diagnostics_by_hand():
     mask = np.array([1, 1, 1, 0])
     ratio, advantage = np.array([1.3, 1.3, 0.7, 5.0]), np.array([1.0, -1.0, -1.0, 1.0])
-    assert clip_fraction(ratio, advantage, mask, 0.2) == pytest.approx(2 / 3)
+    assert clip_fraction(Clip(0.2), ratio, advantage, mask) == pytest.approx(2 / 3)
     old, new = np.zeros(4), np.array([0.1, -0.2, 0.0, 9.0])
     expected = sum(math.exp(d) - 1 - d for d in (0.1, -0.2, 0.0)) / 3
     assert approx_kl(new, old, mask) == pytest.approx(expected)

@@ -1,20 +1,26 @@
 """A task to try a PPO step on: a tiny language model that is paid for each "coin" it writes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ppo_demo.advantages import whiten
+from ppo_demo.algorithms import ALGORITHMS
+from ppo_demo.divergences import categorical_kl
 from ppo_demo.lm.model import ModelConfig, PolicyValueModel
 from ppo_demo.lm.rollout import Completions, sample
-from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_step
+from ppo_demo.lm.step import descend, next_token_log_probs
+from ppo_demo.losses import Algorithm, Batch, losses
 
 # Padding and end are tokens 0 and 1, as in the corpus of reviews: one sampler serves both.
 VOCABULARY = ("<pad>", "<end>", "bot", "runs", "jumps", "coin", "over", "gap", "and", "rests")
 PAD, END, COIN = (VOCABULARY.index(word) for word in ("<pad>", "<end>", "coin"))
 PROMPT_LENGTH, COMPLETION_LENGTH = 3, 8
+
+PPO = replace(ALGORITHMS["ppo"], kl="loss", kl_estimator="exact")
+"""PPO with the KL term in the loss, computed over all actions: the vocabulary is small."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +31,9 @@ class Rollout:
     ----------
     batch : Batch
         For `ppo_step`.
-    rewards : tensor, shape (batch,)
+    rewards : tensor, shape (B,)
         Coins in each completion.
-    old_logits : tensor, shape (count, time, vocabulary)
+    old_logits : tensor, shape (B, T + 1, V)
         Of the policy that sampled.
     """
 
@@ -111,21 +117,57 @@ def rollout(
     return Rollout(batch, rewards, old_logits)
 
 
-Step = Callable[[PolicyValueModel, torch.optim.Optimizer, Rollout], Mapping[str, float]]
-
-
-def right_step(
-    model: PolicyValueModel, optimizer: torch.optim.Optimizer, sampled: Rollout
+def ppo_step(
+    model: PolicyValueModel,
+    optimizer: torch.optim.Optimizer,
+    sampled: Rollout,
+    *,
+    algorithm: Algorithm = PPO,
+    kl_weight: float = 0.05,
 ) -> dict[str, float]:
-    """`ppo_step` with its defaults."""
-    return ppo_step(model, optimizer, sampled.batch)
+    """Take one gradient step on a batch, as the trainer does.
+
+    Parameters
+    ----------
+    model : PolicyValueModel
+        The policy with its value head.
+    optimizer : torch.optim.Optimizer
+        Over the model's parameters.
+    sampled : Rollout
+        What was sampled; it may be used for a few steps.
+    algorithm : Algorithm
+        With an exact KL term in the loss.
+    kl_weight : float
+        β.
+
+    Returns
+    -------
+    dict of str to float
+        ``policy_loss``, ``value_loss``, ``kl`` (nats a token) and ``grad_norm`` before the step.
+    """
+    batch = sampled.batch
+    logits, values = model(batch.tokens)
+    logits, values = logits[:, :-1], values[:, :-1]  # nothing follows the last token
+    log_probs = next_token_log_probs(logits, batch.tokens)
+    kl = categorical_kl(logits, batch.ref_logits, batch.mask)
+    found = losses(algorithm, batch, log_probs, values, kl=kl, kl_weight=kl_weight)
+    norm = descend(found.loss, model, optimizer, max_grad_norm=1.0)
+    return {
+        "policy_loss": found.policy.item(),
+        "value_loss": found.value.item(),
+        "kl": found.kl.item(),
+        "grad_norm": norm.item(),
+    }
+
+
+Step = Callable[[PolicyValueModel, torch.optim.Optimizer, Rollout], Mapping[str, float]]
 
 
 def train(
     iterations: int,
     seed: int = 0,
     *,
-    step: Step = right_step,
+    step: Step = ppo_step,
     epochs: int = 4,
     learning_rate: float = 3e-3,
 ) -> tuple[PolicyValueModel, list[dict[str, float]]]:

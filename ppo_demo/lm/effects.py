@@ -13,20 +13,22 @@ from typing import Any
 
 import torch
 
-from ppo_demo.algorithms import ALGORITHMS, Algorithm
+from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.lm.bestofn import best_of_n, best_of_n_kl
 from ppo_demo.lm.corpus import all_prompts, gold_reward, prompts, rule_reward
 from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import RewardModel, supervised_start, train_reward_model
 from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
+from ppo_demo.losses import Algorithm
 from ppo_demo.provenance import TRAINING, digest
+from ppo_demo.surrogates import Unclipped
 
 STORED = Path(__file__).with_name("effects.json")
 """The study that the book's tables are printed from."""
 
-PLAIN = replace(ALGORITHMS["ppo"], name="plain", ratio="none", clip="none", clip_range=None)
+PLAIN = replace(ALGORITHMS["ppo"], name="plain", ratio="none", clip=Unclipped())
 """The policy gradient without a ratio, over the same epochs as PPO."""
-UNCLIPPED = replace(ALGORITHMS["ppo"], name="unclipped", clip="none", clip_range=None)
+UNCLIPPED = replace(ALGORITHMS["ppo"], name="unclipped", clip=Unclipped())
 """PPO's importance weighting without its clip."""
 LAST = 5
 """Results are means over this many last batches."""
@@ -42,23 +44,20 @@ class Run:
         What it is called in tables.
     settings : mapping
         Fields of `TrainConfig` that differ from the default.
-    algorithm : Algorithm, optional
-        A row of its own.
     """
 
     label: str
-    settings: Mapping[str, float | str]
-    algorithm: Algorithm | None = None
+    settings: Mapping[str, float | str | Algorithm]
 
 
 RUNS = (
     Run("PPO, lr 1e-3, β 0.05", {}),
     Run("PPO, lr 1e-3, β 0", {"kl_weight": 0.0}),
     Run("PPO, lr 1e-2, β 0.05", {"learning_rate": 1e-2}),
-    Run("plain gradient, lr 1e-3", {}, PLAIN),
-    Run("plain gradient, lr 1e-2", {"learning_rate": 1e-2}, PLAIN),
-    Run("unclipped ratio, lr 1e-3", {}, UNCLIPPED),
-    Run("unclipped ratio, lr 1e-2", {"learning_rate": 1e-2}, UNCLIPPED),
+    Run("plain gradient, lr 1e-3", {"algorithm": PLAIN}),
+    Run("plain gradient, lr 1e-2", {"algorithm": PLAIN, "learning_rate": 1e-2}),
+    Run("unclipped ratio, lr 1e-3", {"algorithm": UNCLIPPED}),
+    Run("unclipped ratio, lr 1e-2", {"algorithm": UNCLIPPED, "learning_rate": 1e-2}),
 )
 """The runs on the reward model that the effects compare."""
 
@@ -105,7 +104,7 @@ def measure(
     """
     settings: dict[str, Any] = {"seed": seed, **run.settings}
     config = TrainConfig(**settings)
-    history = train(config, policy, reward_model, run.algorithm).history
+    history = train(config, policy, reward_model).history
     names = ("reward", "gold", "rule", "kl", "length")
     found = {name: mean(m[name] for m in history[-LAST:]) for name in names}
     return {**found, "best_gold": max(m["gold"] for m in history)}

@@ -1,10 +1,14 @@
 """A decoder-only transformer with a value head, small enough to read top to bottom."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ppo_demo._checks import at_least, require
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class ModelConfig:
     Raises
     ------
     ValueError
-        If a size is not above 0 or `width` is not a multiple of `heads`.
+        If a size is below 1 or `width` is not a multiple of `heads`.
     """
 
     vocabulary: int
@@ -34,16 +38,20 @@ class ModelConfig:
     padding: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "context", "layers", "heads", "width"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} must be above 0, got {value!r}")
-        if self.width % self.heads:
-            raise ValueError(f"width must be a multiple of heads={self.heads}, got {self.width!r}")
+        sizes = {name: value for name, value in vars(self).items() if name != "padding"}
+        at_least(1, **sizes)
+        whole = self.width % self.heads == 0
+        require("width", self.width, whole, f"a multiple of heads={self.heads}")
 
 
-def causal_attention(heads: Tensor) -> Tensor:
-    r"""Let each position look at itself and those before it, in every head.
+Attention = Callable[..., Tensor]
+"""Mixes queries, keys and values, shape (N, 3, heads, size), to shape (N, heads · size)."""
+
+
+def causal_attention(
+    heads: Tensor, cache: Tensor | None, places: Tensor, batch: int, room: int
+) -> Tensor:
+    r"""Let each position look at itself and those before it in its sequence, in every head.
 
     .. math:: \mathrm{softmax}\left( Q K^\top / \sqrt{d} + M \right) V
 
@@ -51,42 +59,56 @@ def causal_attention(heads: Tensor) -> Tensor:
 
     Parameters
     ----------
-    heads : tensor, shape (batch, time, 3, heads, size)
-        Queries, keys and values.
+    heads : tensor, shape (N, 3, heads, size)
+        Queries, keys and values of the positions that are used.
+    cache : tensor, shape (context, 2, batch, heads, size), optional
+        Where keys and values are to be written.
+    places : int64 tensor, shape (N, 3, heads)
+        Where each of them stands, counted through (3, batch, heads, room).
+    batch, room : int
+        Sequences, and positions that there is room for in each.
 
     Returns
     -------
-    tensor, shape (batch, time, heads · size)
+    tensor, shape (N, heads · size)
         The values, mixed.
     """
-    batch, time, _, count, size = heads.shape
-    room = max(time, 16)  # a softmax over fewer runs without vector instructions, 8 times slower
-    padded = F.pad(heads.permute(2, 0, 3, 1, 4), (0, 0, 0, room - time))
-    query, key, value = padded.flatten(1, 2)
+    count, size = heads.shape[2:]
+    laid = heads.new_zeros(3 * batch * count * room, size)
+    laid.index_copy_(0, places.flatten(), heads.flatten(0, 2))
+    query, key, value = laid.view(3, batch * count, room, size)
+    if cache is not None:
+        cache[:room] = laid.view(3, batch, count, room, size)[1:].permute(3, 0, 1, 2, 4)[
+            : len(cache)
+        ]
     later = heads.new_full((room, room), -torch.inf).triu(1)
     weights = torch.baddbmm(later, query, key.mT, alpha=size**-0.5).softmax(-1)
-    mixed = torch.bmm(weights, value).view(batch, count, room, size)[:, :, :time]
-    return mixed.transpose(1, 2).flatten(2)
+    mixed = torch.bmm(weights, value).flatten(0, 1)
+    return mixed.index_select(0, places[:, 0].flatten()).view(len(heads), -1)
 
 
-def next_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Do the same for one new position, which may look at all before it.
+def cached_attention(heads: Tensor, cache: Tensor, *, start: int) -> Tensor:
+    """Do the same for one new position of each sequence, with the keys and values before it.
 
     Parameters
     ----------
-    query : tensor, shape (batch, heads, size)
+    heads : tensor, shape (batch, 3, heads, size)
         Of the new position.
-    keys, values : tensor, shape (time, batch, heads, size)
-        Of all positions so far, the new one included.
+    cache : tensor, shape (context, 2, batch, heads, size)
+        Keys and values of all positions before `start`; those of the new one are written there.
+    start : int
+        The new position.
 
     Returns
     -------
-    tensor, shape (batch, 1, heads · size)
+    tensor, shape (batch, heads · size)
         The values, mixed.
     """
+    query, cache[start, 0], cache[start, 1] = heads.unbind(1)
+    keys, values = cache[: start + 1].unbind(1)
     scores = (query * keys).sum(-1, keepdim=True) * query.shape[-1] ** -0.5
     mixed: Tensor = (scores.softmax(0) * values).sum(0)
-    return mixed.flatten(1)[:, None]
+    return mixed.flatten(1)
 
 
 class Block(nn.Module):
@@ -105,43 +127,10 @@ class Block(nn.Module):
         self.into = nn.Linear(width, sum(self.sizes), bias=False)
         self.out = nn.Linear(width + self.sizes[1], width, bias=False)
 
-    def forward(self, x: Tensor, cache: Tensor | None = None, start: int = 0) -> Tensor:
-        """Map (batch, time, width) to the same shape; no position sees a later one.
-
-        With a cache, shape (context, 2, batch, heads, width / heads), `x` is what stands from
-        position `start` on. Its keys and values are written there, and what was written before is
-        attended to.
-        """
-        heads, hidden = self.project(x)
-        if cache is not None:
-            cache[start : start + x.shape[1]] = heads[:, :, 1:].permute(1, 2, 0, 3, 4)
-        if cache is None or start == 0:
-            return self.add(x, causal_attention(heads), hidden)
-        keys, values = cache[: start + 1].unbind(1)
-        return self.add(x, next_attention(heads[:, 0, 0], keys, values), hidden)
-
-    def packed(self, x: Tensor, places: Tensor, lengths: Tensor) -> Tensor:
-        """Do the same for sequences end to end, shape (tokens, width).
-
-        All but the attention is done without padding. For the attention each sequence has a row
-        of its own: `places` says where its tokens go, so no sequence sees another.
-        """
-        batch, time = len(lengths), int(lengths.max())
-        heads, hidden = self.project(x)
-        room = heads.new_zeros(batch * time, *heads.shape[1:]).index_copy(0, places, heads)
-        mixed = causal_attention(room.view(batch, time, *heads.shape[1:]))
-        return self.add(x, mixed.flatten(0, 1)[places], hidden)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map (..., width) to queries, keys and values, and to the hidden feed-forward layer.
-
-        Their shapes are (..., 3, heads, width / heads) and (..., 4 · width).
-        """
-        attention, hidden = self.into(self.norm(x)).split(self.sizes, dim=-1)
-        return attention.unflatten(-1, (3, self.heads, -1)), hidden
-
-    def add(self, x: Tensor, mixed: Tensor, hidden: Tensor) -> Tensor:
-        """Add what both found to what came in."""
+    def forward(self, x: Tensor, attend: Attention) -> Tensor:
+        """Map (N, width) to the same shape; positions meet in `attend` alone."""
+        heads, hidden = self.into(self.norm(x)).split(self.sizes, dim=-1)
+        mixed = attend(heads.unflatten(-1, (3, self.heads, -1)))
         found: Tensor = self.out(torch.cat([mixed, F.relu(hidden)], dim=-1))
         return x + found
 
@@ -178,69 +167,67 @@ class PolicyValueModel(nn.Module):
         return [torch.empty(shape) for _ in self.blocks]
 
     def forward(
-        self, tokens: Tensor, cache: list[Tensor] | None = None, start: int = 0
+        self,
+        tokens: Tensor,
+        used: Tensor | None = None,
+        *,
+        cache: list[Tensor] | None = None,
+        start: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Score every next token, and value every state.
 
         Parameters
         ----------
-        tokens : int64 tensor, shape (batch, time)
-            Token ids; `time` is at most the context.
+        tokens : int64 tensor, shape (B, T)
+            Token ids; T is at most the context.
+        used : bool tensor, shape (B, T), optional
+            The positions whose outputs are wanted, with all before them. The others, padding
+            after the end of a completion, cost nothing.
         cache : list of tensors, optional
-            From `new_cache`, filled for the positions before `start`.
+            From `new_cache`, filled for the positions before `start`; these are written there.
         start : int
-            Position of the first of `tokens`; with a cache, several tokens at once are only
-            taken at the start.
+            Position of the first of `tokens`; above 0 it is the only one.
 
         Returns
         -------
-        logits : tensor, shape (batch, time, vocabulary)
-            At position t, for the token at t + 1.
-        values : tensor, shape (batch, time)
-            At position t, of the state that holds the tokens up to and including t.
+        logits : tensor, shape (B, T, V)
+            At position t, for the token at t + 1; 0 where not used.
+        values : tensor, shape (B, T)
+            At position t, of the state that holds the tokens up to and including t; 0 where not
+            used.
 
         Raises
         ------
         ValueError
-            If there is a cache, `start` is above 0, and there is more than one token.
+            If `start` is above 0 and there is more than one token a sequence.
         """
-        if cache is not None and start and tokens.shape[1] != 1:
-            raise ValueError(
-                f"tokens must be one a sequence after position 0, got {tokens.shape[1]} at {start}"
-            )
-        x = self.token(tokens) + self.position.weight[start : start + tokens.shape[1]]
+        batch, time = tokens.shape
+        require("tokens", time, start == 0 or time == 1, f"one a sequence at start={start}")
+        if used is None:
+            x = (self.token(tokens) + self.position.weight[start : start + time]).flatten(0, 1)
+        else:
+            x = self.token(tokens[used]) + self.position(used.nonzero()[:, 1])
+        attend = (
+            partial(cached_attention, start=start) if start else self.attention(used, batch, time)
+        )
         for i, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache[i], start)
-        return self.outputs(x)
-
-    def packed(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Do as `forward` for sequences end to end, without padding between them.
-
-        Parameters
-        ----------
-        tokens : int64 tensor, shape (total,)
-            Token ids of all sequences, one after the other.
-        lengths : int64 tensor, shape (batch,)
-            Tokens of each sequence; their sum is `total`.
-
-        Returns
-        -------
-        logits : tensor, shape (total, vocabulary)
-        values : tensor, shape (total,)
-            As `forward` gives them for each sequence on its own.
-        """
-        first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        position = torch.arange(len(tokens)) - first
-        row = torch.arange(len(lengths)).repeat_interleave(lengths)
-        places = row * int(lengths.max()) + position
-        x = self.token(tokens) + self.position(position)
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            x = block.packed(x, places, lengths)
-        return self.outputs(x)
-
-    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map the trunk's output to logits and values."""
+            x = block(x, partial(attend, cache=None if cache is None else cache[i]))
         x = self.norm(x)
         logits = F.linear(x, self.policy_head.weight, self.offset)
-        return logits, self.value_head(x).squeeze(-1)
+        values = self.value_head(x)
+        if used is not None:
+            rows = used.flatten().nonzero().squeeze(1)
+            logits = logits.new_zeros(batch * time, logits.shape[1]).index_copy_(0, rows, logits)
+            values = values.new_zeros(batch * time, 1).index_copy_(0, rows, values)
+        return logits.view(batch, time, -1), values.view(batch, time)
+
+    def attention(self, used: Tensor | None, batch: int, time: int) -> Attention:
+        """Return `causal_attention` for sequences from their first position on."""
+        heads = self.config.heads
+        room = max(
+            time, 16
+        )  # a softmax over fewer runs without vector instructions, 8 times slower
+        places = torch.arange(3 * batch * heads * room).view(3, batch, heads, room)
+        places = places[..., :time].permute(1, 3, 0, 2)
+        places = places.flatten(0, 1) if used is None else places[used]
+        return partial(causal_attention, places=places, batch=batch, room=room)

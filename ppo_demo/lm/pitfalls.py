@@ -1,20 +1,23 @@
 """The PPO step that circulates, its faults one by one, and what each does to the gradient."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppo_demo.aggregation import masked_mean
+from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.lm.coins import Rollout
 from ppo_demo.lm.model import PolicyValueModel
-from ppo_demo.lm.step import Batch, next_token_log_probs, ppo_losses
-from ppo_demo.surrogates import clipped_surrogate, probability_ratio
+from ppo_demo.lm.step import descend, next_token_log_probs
+from ppo_demo.losses import Batch, Losses, losses
 
-Losses = Callable[[Tensor, Tensor, Batch, Tensor], tuple[Tensor, Tensor]]
-"""Takes logits, values, a batch and the old logits; returns the policy and the value loss."""
+PPO = ALGORITHMS["ppo"]
+
+Fault = Callable[[Tensor, Tensor, Batch, Tensor], Losses]
+"""Takes logits, values, a batch and the old logits; returns the losses of the policy and value."""
 
 
 def circulating_loss(
@@ -24,9 +27,9 @@ def circulating_loss(
 
     Parameters
     ----------
-    logits, old_logits : tensor, shape (batch, time, vocabulary)
+    logits, old_logits : tensor, shape (B, T + 1, V)
         Of the policy that is trained, and of the one that sampled.
-    values : tensor, shape (batch, time)
+    values : tensor, shape (B, T + 1)
         Of the value head.
     batch : Batch
         What was sampled.
@@ -56,56 +59,47 @@ def circulating_step(
     """Take one gradient step on `circulating_loss`."""
     logits, values = model(sampled.batch.tokens)
     loss = circulating_loss(logits, values, sampled.batch, sampled.old_logits)
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    descend(loss, model, optimizer, max_grad_norm=1.0)
     return {"loss": loss.item()}
 
 
-def _whole_vocabulary(
-    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
-) -> tuple[Tensor, Tensor]:
-    now, old = F.log_softmax(logits, -1)[:, :-1], F.log_softmax(old_logits, -1)[:, :-1]
-    mask = batch.mask[..., None].expand_as(now)
-    ratio = probability_ratio(now, old, mask)
-    surrogate = clipped_surrogate(ratio, batch.advantages[..., None], 0.2)
-    return -masked_mean(surrogate, mask), _right(logits, values, batch, old_logits)[1]
+def _whole_vocabulary(logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor) -> Losses:
+    def flat(x: Tensor) -> Tensor:
+        return x.expand(*batch.mask.shape, logits.shape[-1]).flatten(1)
+
+    every = Batch(
+        mask=flat(batch.mask[..., None]),
+        old_log_probs=flat(F.log_softmax(old_logits, -1)[:, :-1]),
+        advantages=flat(batch.advantages[..., None]),
+    )
+    policy = losses(PPO, every, flat(F.log_softmax(logits, -1)[:, :-1])).policy
+    return replace(_right(logits, values, batch, old_logits), policy=policy)
 
 
-def _no_shift(
-    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
-) -> tuple[Tensor, Tensor]:
+def _no_shift(logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor) -> Losses:
     # The mask is of the tokens themselves, so that the same tokens are scored.
     index = batch.tokens[:, 1:, None]
-    now = F.log_softmax(logits, -1)[:, 1:].gather(-1, index).squeeze(-1)
-    old = F.log_softmax(old_logits, -1)[:, 1:].gather(-1, index).squeeze(-1)
-    surrogate = clipped_surrogate(probability_ratio(now, old), batch.advantages, 0.2)
-    return -masked_mean(surrogate, batch.mask), _right(logits, values, batch, old_logits)[1]
+    now, old = (
+        F.log_softmax(x, -1)[:, 1:].gather(-1, index).squeeze(-1) for x in (logits, old_logits)
+    )
+    return losses(PPO, replace(batch, old_log_probs=old), now, values[:, :-1])
 
 
-def _mean_over_all(
-    logits: Tensor, values: Tensor, batch: Batch, _: Tensor
-) -> tuple[Tensor, Tensor]:
-    log_probs = next_token_log_probs(logits, batch.tokens)
-    ratio = probability_ratio(log_probs, batch.old_log_probs)
-    surrogate = clipped_surrogate(ratio, batch.advantages, 0.2)
-    return -surrogate.mean(), 0.5 * F.mse_loss(values[:, :-1], batch.returns)
+def _mean_over_all(logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor) -> Losses:
+    every = replace(batch, mask=torch.ones_like(batch.mask))
+    return _right(logits, values, every, old_logits)
 
 
-def _half_twice(
-    logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor
-) -> tuple[Tensor, Tensor]:
-    policy, value = _right(logits, values, batch, old_logits)
-    return policy, 0.5 * value
+def _half_twice(logits: Tensor, values: Tensor, batch: Batch, old_logits: Tensor) -> Losses:
+    found = _right(logits, values, batch, old_logits)
+    return replace(found, value=0.5 * found.value)
 
 
-def _right(logits: Tensor, values: Tensor, batch: Batch, _: Tensor) -> tuple[Tensor, Tensor]:
-    policy, value, _ = ppo_losses(logits, values, batch, clip_range=0.2)
-    return policy, value
+def _right(logits: Tensor, values: Tensor, batch: Batch, _: Tensor) -> Losses:
+    return losses(PPO, batch, next_token_log_probs(logits, batch.tokens), values[:, :-1])
 
 
-FAULTS: Mapping[str, Losses] = MappingProxyType(
+FAULTS: Mapping[str, Fault] = MappingProxyType(
     {
         "none": _right,
         "ratio over the whole vocabulary": _whole_vocabulary,
@@ -118,7 +112,7 @@ FAULTS: Mapping[str, Losses] = MappingProxyType(
 
 
 def gradients(
-    model: nn.Module, batch: Batch, old_logits: Tensor, losses: Losses
+    model: nn.Module, batch: Batch, old_logits: Tensor, fault: Fault
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the policy loss and of the value loss, each as one long vector.
 
@@ -128,9 +122,9 @@ def gradients(
         Maps tokens to logits and values.
     batch : Batch
         What was sampled.
-    old_logits : tensor, shape (batch, time, vocabulary)
+    old_logits : tensor, shape (B, T + 1, V)
         Of the policy that sampled.
-    losses : callable
+    fault : callable
         A value of `FAULTS`.
 
     Returns
@@ -140,10 +134,10 @@ def gradients(
     """
     parameters = list(model.parameters())
     logits, values = model(batch.tokens)
-    pair = losses(logits, values, batch, old_logits)
+    found = fault(logits, values, batch, old_logits)
     policy, value = (
         torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
-        for loss in pair
+        for loss in (found.policy, found.value)
     )
     return nn.utils.parameters_to_vector(policy), nn.utils.parameters_to_vector(value)
 

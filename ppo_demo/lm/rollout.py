@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ppo_demo._arrays import keep
+from ppo_demo._checks import positive, require
 from ppo_demo.lm.corpus import END, PAD
 from ppo_demo.lm.model import PolicyValueModel
 
@@ -16,15 +17,15 @@ class Completions:
 
     Attributes
     ----------
-    tokens : int64 tensor, shape (batch, time)
+    tokens : int64 tensor, shape (B, T + 1)
         Prompt, completion up to its end token, padding.
-    mask : bool tensor, shape (batch, time - 1)
+    mask : bool tensor, shape (B, T)
         True at t where token t + 1 was written by the policy.
-    log_probs : tensor, shape (batch, time - 1)
+    log_probs : tensor, shape (B, T)
         Of token t + 1 when it was sampled; 0 elsewhere.
-    values : tensor, shape (batch, time - 1)
+    values : tensor, shape (B, T)
         Of the state in which token t + 1 was written; 0 elsewhere.
-    entropies : tensor, shape (batch, time - 1)
+    entropies : tensor, shape (B, T)
         Of the distribution that token t + 1 was drawn from, in nats; 0 elsewhere.
     """
 
@@ -40,7 +41,7 @@ class Completions:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens that the policy wrote; shape (batch,)."""
+        """Tokens that the policy wrote; shape (B,)."""
         return self.mask.sum(-1)
 
 
@@ -52,7 +53,6 @@ def sample(
     *,
     max_tokens: int,
     temperature: float = 1.0,
-    top_k: int | None = None,
     end: int | None = END,
 ) -> Completions:
     """Complete prompts, each until its end token.
@@ -61,7 +61,7 @@ def sample(
     ----------
     model : PolicyValueModel
         The policy.
-    prompts : int64 tensor, shape (batch, prompt)
+    prompts : int64 tensor, shape (B, prompt)
         Prompts of one length.
     generator : torch.Generator
         Source of chance; it fixes the result.
@@ -69,8 +69,6 @@ def sample(
         Tokens of a completion at most.
     temperature : float
         Logits are divided by it, above 0.
-    top_k : int, optional
-        Draw from the k likeliest tokens only.
     end : int, optional
         The token after which a completion is over; None goes on to `max_tokens`.
 
@@ -82,20 +80,14 @@ def sample(
     Raises
     ------
     ValueError
-        If the temperature is not above 0, `top_k` or `max_tokens` is below 1, or the context is
-        too short.
+        If the temperature is not above 0, `max_tokens` is below 1, or the context is too short.
     """
     batch, prompt = prompts.shape
     time = prompt + max_tokens
-    for name, value, valid in (
-        ("temperature", temperature, temperature > 0),
-        ("top_k", top_k, top_k is None or top_k >= 1),
-        ("max_tokens", max_tokens, 1 <= max_tokens <= model.config.context - prompt),
-    ):
-        if not valid:
-            context = model.config.context
-            raise ValueError(f"{name} is out of range for a context of {context}, got {value!r}")
-    written, logits, values = _write(model, prompts, max_tokens, generator, temperature, top_k, end)
+    positive(temperature=temperature)
+    room = model.config.context - prompt
+    require("max_tokens", max_tokens, 1 <= max_tokens <= room, f"from 1 to {room}")
+    written, logits, values = _write(model, prompts, max_tokens, generator, temperature, end)
     tokens = torch.cat([prompts, written], dim=1)
     mask = torch.zeros(batch, time - 1, dtype=torch.bool)
     if end is None:
@@ -106,11 +98,11 @@ def sample(
     tokens[:, 1:][:, prompt - 1 :].masked_fill_(~mask[:, prompt - 1 :], PAD)
     logs = logits.log_softmax(-1)
     # A token that cannot be drawn has a logarithm of −∞ and no share in the entropy.
-    spread = -(logs.exp() * logs.clamp(min=-1e9)).sum(-1)
+    found = -(logs.exp() * logs.clamp(min=-1e9)).sum(-1)
     taken = logs.gather(-1, written[..., None]).squeeze(-1)
     log_probs, values, entropies = (
         keep(torch.cat([torch.zeros(batch, prompt - 1), x], dim=1), mask)
-        for x in (taken, values, spread)
+        for x in (taken, values, found)
     )
     return Completions(tokens, mask, log_probs, values, entropies)
 
@@ -122,7 +114,6 @@ def _write(
     max_tokens: int,
     generator: torch.Generator,
     temperature: float,
-    top_k: int | None,
     end: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw tokens one after the other; what follows an end is left as it comes."""
@@ -135,11 +126,8 @@ def _write(
     running = torch.ones(batch, dtype=torch.bool)
     fresh, start = prompts, 0
     for place in range(max_tokens):
-        scores, value = model(fresh, cache, start)
-        step = scores[:, -1] if temperature == 1 else scores[:, -1] / temperature
-        if top_k is not None:
-            floor = step.topk(min(top_k, words)).values[:, -1:]
-            step = step.masked_fill(step < floor, -torch.inf)
+        scores, value = model(fresh, cache=cache, start=start)
+        step = scores[:, -1] / temperature
         logits[:, place], values[:, place] = step, value[:, -1]
         # The word in whose share of [0, 1) the number falls; rounding may leave a gap at 1.
         reached = step.softmax(-1).cumsum(-1) <= uniform[:, place]

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -86,15 +86,15 @@ def grid(
     Returns
     -------
     list of TrainConfig
-        Seeds change fastest. Completions are packed, which is faster with one thread.
+        Seeds change fastest.
     """
     return [
         TrainConfig(
-            **{"packing": True, **settings},
             learning_rate=learning_rate,
             clip_range=clip_range,
             kl_weight=kl_weight,
             seed=seed,
+            **settings,
         )
         for learning_rate, clip_range, kl_weight, seed in product(
             learning_rates, clip_ranges, kl_weights, seeds
@@ -170,7 +170,7 @@ def run(config: TrainConfig, start: bytes) -> Record:
         chance = torch.Generator().manual_seed(0)
         written = sample(trainer.policy, asked, chance, max_tokens=COMPLETION_LENGTH)
     return {
-        "config": asdict(config),
+        "config": config.settings(),
         "start": hashlib.sha256(start).hexdigest()[:16],
         "seconds": round(time.perf_counter() - begun, 2),
         "curves": {
@@ -331,7 +331,7 @@ def _encoded(task: Task, config: TrainConfig, start: bytes) -> bytes:
 
 def _name(config: TrainConfig, made_by: str) -> str:
     """Return the name of a run's file: the same settings and code, the same name."""
-    text = json.dumps([asdict(config), made_by], sort_keys=True)
+    text = json.dumps([config.settings(), made_by], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -3,28 +3,29 @@
 import copy
 import io
 import json
-import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ppo_demo._checks import at_least, finite, fraction, one_of, positive, require
 from ppo_demo.advantages import gae, whiten
 from ppo_demo.aggregation import masked_mean
-from ppo_demo.algorithms import ALGORITHMS, Algorithm, completion_advantages, policy_loss
+from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.diagnostics import approx_kl, clip_fraction, explained_variance
 from ppo_demo.divergences import adaptive_kl_weight, entropy, kl_estimate
-from ppo_demo.lm.corpus import COMPLETION_LENGTH, MAX_LENGTH, PROMPT_LENGTH, gold_reward, prompts
-from ppo_demo.lm.corpus import rule_reward as score_by_rule
+from ppo_demo.lm.corpus import COMPLETION_LENGTH, gold_reward, prompts, rule_reward
 from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import RewardModel
 from ppo_demo.lm.rollout import Completions, sample
-from ppo_demo.lm.step import next_token_log_probs
-from ppo_demo.surrogates import probability_ratio, value_loss
+from ppo_demo.lm.step import descend, next_token_log_probs, used_positions
+from ppo_demo.losses import Algorithm, Batch, completion_advantages, losses
+from ppo_demo.surrogates import Clip
 
 Reward = Callable[[Tensor], Tensor]
 
@@ -35,8 +36,8 @@ class TrainConfig:
 
     Attributes
     ----------
-    algorithm : str
-        Key of `ALGORITHMS`.
+    algorithm : str or Algorithm
+        Key of `ALGORITHMS`, or a row of your own.
     steps : int
         Batches.
     seed : int
@@ -53,9 +54,9 @@ class TrainConfig:
         γ and λ of the advantage estimation.
     kl_weight : float
         β, where the algorithm has a KL term; else there is none.
-    kl_target : float, optional
+    adaptive_kl_target : float, optional
         Adapt β towards this KL a completion, in nats.
-    kl_horizon : int
+    adaptive_kl_horizon : int
         Completions over which an adapted β may change by a fifth.
     entropy_weight, value_weight : float
         Weights of the entropy bonus and of the value loss.
@@ -71,10 +72,8 @@ class TrainConfig:
         Of the policy, when it samples and when it is trained.
     reward : {"model", "rule"}
         The reward model, or the rule that gives 0 or 1.
-    packing : bool
-        Put the completions of a minibatch end to end, without padding.
-    clip_range : float, optional
-        In the place of the algorithm's own ε.
+    clip_range, clip_range_high : float, optional
+        In the place of the algorithm's own; what is left out stays as it is.
 
     Raises
     ------
@@ -83,7 +82,7 @@ class TrainConfig:
         field, the value and what is allowed.
     """
 
-    algorithm: str = "ppo"
+    algorithm: str | Algorithm = "ppo"
     steps: int = 60
     seed: int = 0
     batch_size: int = 128
@@ -94,8 +93,8 @@ class TrainConfig:
     gamma: float = 1.0
     lam: float = 0.95
     kl_weight: float = 0.05
-    kl_target: float | None = None
-    kl_horizon: int = 1280
+    adaptive_kl_target: float | None = None
+    adaptive_kl_horizon: int = 1280
     entropy_weight: float = 0.0
     value_weight: float = 0.5
     value_clip: float | None = None
@@ -105,71 +104,52 @@ class TrainConfig:
     target_kl: float | None = None
     temperature: float = 1.0
     reward: Literal["model", "rule"] = "model"
-    packing: bool = False
     clip_range: float | None = None
+    clip_range_high: float | None = None
 
     def __post_init__(self) -> None:
-        self._check("algorithm", self.algorithm in ALGORITHMS, f"one of {sorted(ALGORITHMS)}")
-        for name in ("steps", "batch_size", "group_size", "epochs", "minibatches", "kl_horizon"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("learning_rate", "max_grad_norm", "temperature"):
-            value = getattr(self, name)
-            self._check(name, math.isfinite(value) and value > 0, "above 0")
-        for name in ("kl_weight", "entropy_weight", "value_weight"):
-            self._check(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("gamma", "lam"):
-            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        for name in ("kl_target", "value_clip", "target_kl", "clip_range"):
-            value = getattr(self, name)
-            self._check(name, value is None or value > 0, "above 0 or left out")
-        self._check("reward", self.reward in ("model", "rule"), "'model' or 'rule'")
-        batch = self.batch_size
-        divides = batch % self.group_size == 0
-        self._check("group_size", divides, f"a divisor of batch_size={batch}")
-        self._check(
-            "minibatches", batch % self.minibatches == 0, f"a divisor of batch_size={batch}"
-        )
-        compares = ALGORITHMS[self.algorithm].advantage not in ("gae", "batch_mean")
-        alone = compares and self.group_size == 1
-        self._check("group_size", not alone, f"at least 2 for {self.algorithm!r}")
-        relative = ALGORITHMS[self.algorithm].advantage == "mean_relative"
-        by_rule = self.reward == "rule"
-        self._check("reward", by_rule or not relative, f"'rule' (0 or 1) for {self.algorithm!r}")
-        clips = ALGORITHMS[self.algorithm].clip_range is not None
-        self._check(
-            "clip_range",
-            self.clip_range is None or clips,
-            f"left out for {self.algorithm!r}, which has none",
-        )
+        def given(*names: str) -> dict[str, Any]:
+            found = {name: getattr(self, name) for name in names}
+            return {name: value for name, value in found.items() if value is not None}
 
-    def _check(self, name: str, valid: bool, allowed: str) -> None:
-        if not valid:
-            raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        if not isinstance(self.algorithm, Algorithm):
+            one_of(ALGORITHMS, algorithm=self.algorithm)
+        one_of(("model", "rule"), reward=self.reward)
+        at_least(1, **given("steps", "batch_size", "group_size", "epochs", "minibatches"))
+        at_least(1, adaptive_kl_horizon=self.adaptive_kl_horizon)
+        rates = given("learning_rate", "max_grad_norm", "temperature")
+        optional = given("adaptive_kl_target", "value_clip", "target_kl")
+        weights = given("kl_weight", "entropy_weight", "value_weight")
+        positive(**rates, **optional)
+        at_least(0, **weights)
+        finite(**rates, **weights)
+        fraction(gamma=self.gamma, lam=self.lam)
+        row, batch, group = self.row, self.batch_size, self.group_size
+        for name, size in given("group_size", "minibatches").items():
+            require(name, size, batch % size == 0, f"a divisor of batch_size={batch}")
+        alone = group == 1 and row.advantage not in ("gae", "batch_mean")
+        require("group_size", group, not alone, f"at least 2 for {row.name}")
+        unfit = row.advantage == "mean_relative" and self.reward != "rule"
+        require("reward", self.reward, not unfit, f"'rule' (0 or 1) for {row.name}")
 
     @property
     def row(self) -> Algorithm:
-        """The algorithm with this run's clip range."""
-        row = ALGORITHMS[self.algorithm]
-        if self.clip_range is None:
-            return row
-        return replace(row, clip_range=self.clip_range, clip_range_high=None)
+        """The algorithm, with the clip range of these settings."""
+        row = (
+            self.algorithm if isinstance(self.algorithm, Algorithm) else ALGORITHMS[self.algorithm]
+        )
+        for name in ("clip_range", "clip_range_high"):
+            value = getattr(self, name)
+            if value is not None:
+                clips = isinstance(row.clip, Clip)
+                require(name, value, clips, f"left out for {row.name}, which has none")
+                row = replace(row, clip=replace(row.clip, **{name: value}))  # type: ignore[type-var]
+        return row
 
-
-@dataclass
-class Batch:
-    """A scored batch; all but `tokens` is about the next token, shape (batch, time - 1)."""
-
-    tokens: Tensor
-    mask: Tensor
-    old_log_probs: Tensor
-    ref_log_probs: Tensor
-    advantages: Tensor
-    returns: Tensor
-    old_values: Tensor
-
-    def rows(self, index: Tensor) -> "Batch":
-        """Return some of its completions."""
-        return Batch(**{name: value[index] for name, value in vars(self).items()})
+    def settings(self) -> dict[str, Any]:
+        """Return all fields as plain values; an algorithm of your own as its text."""
+        own = isinstance(self.algorithm, Algorithm)
+        return vars(self) | ({"algorithm": repr(self.algorithm)} if own else {})
 
 
 class Trainer:
@@ -182,22 +162,14 @@ class Trainer:
     reference : PolicyValueModel
         The policy to start from, and to be held to; it is not changed.
     reward_model : callable
-        Scores reviews, shape (batch, time), as a tensor of shape (batch,).
-    algorithm : Algorithm, optional
-        A row of your own in the place of the one that the settings name.
+        Scores reviews, shape (B, T + 1), as a tensor of shape (B,).
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        reference: PolicyValueModel,
-        reward_model: Reward,
-        algorithm: Algorithm | None = None,
+        self, config: TrainConfig, reference: PolicyValueModel, reward_model: Reward
     ) -> None:
-        self.config = config
-        self.row = config.row if algorithm is None else algorithm
-        self.reference = reference
-        self.proxy = reward_model
+        self.config, self.row = config, config.row
+        self.reference, self.reward_model = reference, reward_model
         self.policy = copy.deepcopy(reference)
         self.optimizer = torch.optim.Adam(
             self.policy.parameters(), lr=config.learning_rate, fused=True
@@ -207,6 +179,56 @@ class Trainer:
         self.history: list[dict[str, float]] = []
 
     # --- one batch ---
+
+    def step(self) -> dict[str, float]:
+        """Take one batch: sample, score, a few epochs of gradient steps. Returns its metrics."""
+        c, row = self.config, self.row
+        batch, metrics = self.rollout()
+        seen = defaultdict(list)
+        for _ in range(c.epochs):
+            order = torch.randperm(c.batch_size, generator=self.generator)
+            for rows in order.split(c.batch_size // c.minibatches):
+                part = batch.rows(rows)
+                logits, values = self.policy(part.tokens[:, :-1], used_positions(part.mask))
+                logits = logits / c.temperature
+                log_probs = next_token_log_probs(logits, part.tokens)
+                found = losses(
+                    row,
+                    part,
+                    log_probs,
+                    values if row.advantage == "gae" else None,
+                    entropies=entropy(logits) if c.entropy_weight > 0 else None,
+                    kl_weight=self.kl_weight if row.kl == "loss" else 0.0,
+                    value_weight=c.value_weight,
+                    value_clip=c.value_clip,
+                    entropy_weight=c.entropy_weight,
+                    length=COMPLETION_LENGTH if row.aggregation == "fixed" else None,
+                )
+                norm = descend(found.loss, self.policy, self.optimizer, c.max_grad_norm)
+                seen["grad_norm"].append(norm)
+                seen["policy_loss"].append(found.policy.detach())
+                if found.value is not None:
+                    seen["value_loss"].append(found.value.detach())
+            with torch.no_grad():  # how far the epoch has gone is seen at its end
+                moved = approx_kl(log_probs, part.old_log_probs, part.mask)
+                seen["approx_kl"].append(moved)
+                if isinstance(row.clip, Clip):
+                    share = clip_fraction(row.clip, found.ratio, part.advantages, part.mask)
+                    seen["clip_fraction"].append(share)
+            if c.target_kl is not None and moved > c.target_kl:
+                break
+        metrics |= {name: torch.stack(values).mean().item() for name, values in seen.items()}
+        metrics["gradient_steps"] = float(len(seen["grad_norm"]))
+        if c.adaptive_kl_target is not None and row.kl != "none":
+            self.kl_weight = adaptive_kl_weight(
+                self.kl_weight,
+                max(metrics["kl"], 0.0),
+                target=c.adaptive_kl_target,
+                horizon=c.adaptive_kl_horizon,
+                samples=c.batch_size,
+            )
+        self.history.append(metrics)
+        return metrics
 
     def rollout(self) -> tuple[Batch, dict[str, float]]:
         """Sample a batch from the policy, score it and estimate its advantages."""
@@ -221,142 +243,52 @@ class Trainer:
             max_tokens=COMPLETION_LENGTH,
             temperature=c.temperature,
         )
+        tokens, mask = written.tokens, written.mask
         with torch.no_grad():
-            ref, _, _ = self._evaluate(self.reference, written.tokens)
-            proxy = self.proxy(written.tokens)
-            scores = score_by_rule(written.tokens) if self.config.reward == "rule" else proxy
-        batch, kl = self._advantages(written, scores, ref)
+            ref_logits = self.reference(tokens[:, :-1])[0] / c.temperature
+            ref_log_probs = next_token_log_probs(ref_logits, tokens)
+            reward, rule = self.reward_model(tokens), rule_reward(tokens)
+        per_token = kl_estimate(written.log_probs, ref_log_probs, "k1", mask)
         metrics = {
-            "reward": proxy.mean().item(),
-            "gold": gold_reward(written.tokens).mean().item(),
-            "rule": score_by_rule(written.tokens).mean().item(),
-            "kl": kl.mean().item(),
-            "entropy": masked_mean(written.entropies, written.mask).item(),
+            "reward": reward.mean().item(),
+            "gold": gold_reward(tokens).mean().item(),
+            "rule": rule.mean().item(),
+            "kl": per_token.sum(-1).mean().item(),
+            "entropy": masked_mean(written.entropies, mask).item(),
             "length": written.lengths.float().mean().item(),
             "kl_weight": self.kl_weight,
         }
-        if self.row.advantage == "gae":
-            explained = explained_variance(batch.old_values, batch.returns, batch.mask)
+        scores = rule if c.reward == "rule" else reward
+        advantages, returns = self._advantages(written, scores, per_token)
+        batch = Batch(
+            tokens=tokens,
+            mask=mask,
+            old_log_probs=written.log_probs,
+            advantages=advantages,
+            returns=returns,
+            old_values=written.values,
+            ref_log_probs=ref_log_probs,
+        )
+        if returns is not None:
+            explained = explained_variance(written.values, returns, mask)
             metrics["explained_variance"] = explained.item()
         return batch, metrics
 
-    def _evaluate(
-        self, model: PolicyValueModel, tokens: Tensor, *, entropies: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of the next tokens, values, and entropies if asked for."""
-        logits, values = model(tokens[:, :-1])
-        logits = logits / self.config.temperature if self.config.temperature != 1 else logits
-        spread = entropy(logits) if entropies else values
-        return next_token_log_probs(logits, tokens), values, spread
-
     def _advantages(
-        self, written: Completions, scores: Tensor, ref: Tensor
-    ) -> tuple[Batch, Tensor]:
-        c, mask, old, values = self.config, written.mask, written.log_probs, written.values
-        per_token = kl_estimate(old, ref, "k1", mask)
-        kl = per_token.sum(-1)
+        self, written: Completions, scores: Tensor, kl: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Advantages, and the returns that a value head should predict, if there is one."""
+        c, mask = self.config, written.mask
         if c.whiten_rewards:
             scores = whiten(scores, torch.ones_like(scores))
         penalty = self.kl_weight if self.row.kl == "reward" else 0.0
-        if self.row.advantage == "gae":
-            last = mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
-            rewards = torch.where(last, scores[:, None], 0.0) - penalty * per_token
-            advantages, returns = gae(rewards, values, mask, c.gamma, c.lam)
-            if c.whiten_advantages:
-                advantages = whiten(advantages, mask)
-        else:
-            totals = (scores - penalty * kl).view(-1, c.group_size)
-            each = completion_advantages(self.row, totals).view(-1, 1)
-            advantages = each.expand(mask.shape)
-            returns = torch.zeros_like(values)
-        return Batch(written.tokens, mask, old, ref, advantages, returns, values), kl
-
-    def loss(self, batch: Batch, *, watch: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
-        """Policy loss, value loss and entropy bonus of some completions, and their metrics."""
-        c, row = self.config, self.row
-        bonus = c.entropy_weight > 0
-        if c.packing:
-            log_probs, values, spread = self._evaluate_packed(batch, entropies=bonus)
-        else:
-            log_probs, values, spread = self._evaluate(self.policy, batch.tokens, entropies=bonus)
-        in_loss = row.kl == "loss" and self.kl_weight > 0
-        loss = policy_loss(
-            row,
-            log_probs,
-            batch.old_log_probs,
-            batch.advantages,
-            batch.mask,
-            ref_log_probs=batch.ref_log_probs if in_loss else None,
-            kl_weight=self.kl_weight if in_loss else 0.0,
-            length=COMPLETION_LENGTH if row.aggregation == "fixed" else None,
-        )
-        metrics = {"policy_loss": loss.detach()}
-        if row.advantage == "gae":
-            old = batch.old_values if c.value_clip else None
-            error = value_loss(values, batch.returns, old, c.value_clip, batch.mask)
-            value = masked_mean(error, batch.mask)
-            metrics["value_loss"] = value.detach()
-            loss = loss + c.value_weight * value
-        if bonus:
-            loss = loss - c.entropy_weight * masked_mean(spread, batch.mask)
-        if not watch:
-            return loss, metrics
-        with torch.no_grad():
-            metrics["approx_kl"] = approx_kl(log_probs, batch.old_log_probs, batch.mask)
-            if row.clip_range is not None:
-                ratio = probability_ratio(log_probs, batch.old_log_probs, batch.mask)
-                metrics["clip_fraction"] = clip_fraction(
-                    ratio, batch.advantages, batch.mask, row.clip_range, row.clip_range_high
-                )
-        return loss, metrics
-
-    def _evaluate_packed(self, batch: Batch, *, entropies: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Do as `_evaluate` with the completions end to end, so that padding costs nothing."""
-        lengths = PROMPT_LENGTH - 1 + batch.mask.sum(-1)  # inputs whose outputs are used
-        used = torch.arange(batch.mask.shape[1]) < lengths[:, None]
-        logits, values = self.policy.packed(batch.tokens[:, :-1][used], lengths)
-        if self.config.temperature != 1:
-            logits = logits / self.config.temperature
-        taken = batch.tokens[:, 1:][used]
-        flat = logits.log_softmax(-1).gather(-1, taken[:, None]).squeeze(-1)
-
-        def unpack(x: Tensor) -> Tensor:
-            return torch.zeros_like(batch.old_log_probs).masked_scatter(used, x)
-
-        spread = unpack(entropy(logits)) if entropies else unpack(values)
-        return unpack(flat), unpack(values), spread
-
-    def step(self) -> dict[str, float]:
-        """Take one batch: sample, score, a few epochs of gradient steps. Returns its metrics."""
-        c = self.config
-        batch, metrics = self.rollout()
-        seen: dict[str, list[Tensor]] = {}
-        for _ in range(c.epochs):
-            order = torch.randperm(c.batch_size, generator=self.generator)
-            minibatches = order.split(c.batch_size // c.minibatches)
-            for number, rows in enumerate(minibatches, 1):
-                # How far the epoch has gone is seen at its end.
-                loss, found = self.loss(batch.rows(rows), watch=number == c.minibatches)
-                self.optimizer.zero_grad()
-                loss.backward()
-                norm = nn.utils.clip_grad_norm_(self.policy.parameters(), c.max_grad_norm)
-                self.optimizer.step()
-                for name, value in {**found, "grad_norm": norm}.items():
-                    seen.setdefault(name, []).append(value)
-            if c.target_kl is not None and seen["approx_kl"][-1].item() > c.target_kl:
-                break
-        metrics |= {name: torch.stack(values).mean().item() for name, values in seen.items()}
-        metrics["gradient_steps"] = float(len(seen["grad_norm"]))
-        if c.kl_target is not None and self.row.kl != "none":
-            self.kl_weight = adaptive_kl_weight(
-                self.kl_weight,
-                max(metrics["kl"], 0.0),
-                target=c.kl_target,
-                horizon=c.kl_horizon,
-                samples=c.batch_size,
-            )
-        self.history.append(metrics)
-        return metrics
+        if self.row.advantage != "gae":
+            totals = (scores - penalty * kl.sum(-1)).view(-1, c.group_size)
+            return completion_advantages(self.row, totals).view(-1, 1).expand(mask.shape), None
+        last = mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
+        rewards = torch.where(last, scores[:, None], 0.0) - penalty * kl
+        advantages, returns = gae(rewards, written.values, mask, c.gamma, c.lam)
+        return whiten(advantages, mask) if c.whiten_advantages else advantages, returns
 
     def run(self) -> Iterator[dict[str, float]]:
         """Take the batches that are left, one at a time; yields the metrics of each."""
@@ -368,7 +300,8 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return all that a run needs to go on as if it had not stopped."""
         return {
-            "config": asdict(self.config),
+            "config": self.config.settings(),
+            "row": repr(self.row),
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
@@ -391,12 +324,11 @@ class Trainer:
             If it was written with other settings; more steps are no other setting.
         """
         state = torch.load(path, weights_only=True)
-        mine, its = asdict(self.config), dict(state["config"])
+        mine = self.config.settings() | {"row": repr(self.row)}
+        its = state["config"] | {"row": state["row"]}
         for name, value in mine.items():
-            if name != "steps" and its[name] != value:
-                raise ValueError(
-                    f"{name} must be {its[name]!r} to go on from {path}, got {value!r}"
-                )
+            same = name == "steps" or its.get(name) == value
+            require(name, value, same, f"{its.get(name)!r} to go on from {path}")
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
@@ -417,21 +349,18 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_history(path: Path, config: TrainConfig, history: list[dict[str, float]]) -> None:
     """Write settings and metrics of a run as JSON."""
-    text = json.dumps({"config": asdict(config), "history": history}, indent=1)
+    text = json.dumps({"config": config.settings(), "history": history}, indent=1)
     write_atomically(path, text.encode())
 
 
 def train(
-    config: TrainConfig,
-    reference: PolicyValueModel,
-    reward_model: RewardModel | Reward,
-    algorithm: Algorithm | None = None,
+    config: TrainConfig, reference: PolicyValueModel, reward_model: RewardModel | Reward
 ) -> Trainer:
     """Run a training from start to end.
 
     Parameters
     ----------
-    config, reference, reward_model, algorithm
+    config, reference, reward_model
         As for `Trainer`.
 
     Returns
@@ -439,10 +368,7 @@ def train(
     Trainer
         With the trained ``policy`` and the ``history``.
     """
-    trainer = Trainer(config, reference, reward_model, algorithm)
+    trainer = Trainer(config, reference, reward_model)
     for _ in trainer.run():
         pass
     return trainer
-
-
-assert MAX_LENGTH == PROMPT_LENGTH + COMPLETION_LENGTH

@@ -30,11 +30,19 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from ppo_demo.advantages import discounted_returns, gae, group_relative, leave_one_out, whiten
 from ppo_demo.aggregation import masked_mean
-from ppo_demo.algorithms import ALGORITHMS, policy_loss
+from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.diagnostics import approx_kl, clip_fraction, explained_variance
 from ppo_demo.divergences import entropy
 from ppo_demo.lm.step import next_token_log_probs
-from ppo_demo.surrogates import clipped_surrogate, importance_weight, probability_ratio, value_loss
+from ppo_demo.losses import policy_loss
+from ppo_demo.surrogates import (
+    CappedWeight,
+    Clip,
+    DualClip,
+    importance_weight,
+    probability_ratio,
+    value_loss,
+)
 
 GENERATOR = np.random.default_rng(20261201)
 TIGHT = {"rtol": 1e-4, "atol": 1e-6}
@@ -148,7 +156,7 @@ def test_whole_step_against_stable_baselines3(normalize, value_clip):
     if normalize:
         advantages = whiten(advantages, mask, ddof=1)
     ratio = probability_ratio(log_probs, old)
-    policy = -masked_mean(clipped_surrogate(ratio, advantages, 0.2), mask)
+    policy = -masked_mean(Clip(0.2)(ratio, advantages), mask)
     held = values.flatten()
     if value_clip:
         held = old_values + (held - old_values).clamp(-value_clip, value_clip)
@@ -172,7 +180,7 @@ def test_whole_step_against_stable_baselines3(normalize, value_clip):
     # Its clip fraction counts every ratio outside the range; ours those whose gradient is gone.
     outside = ((ratio - 1).abs() > 0.2).float().mean().item()
     assert logged["train/clip_fraction"] == pytest.approx(outside)
-    assert clip_fraction(ratio, advantages, mask, 0.2) <= outside
+    assert clip_fraction(Clip(0.2), ratio, advantages, mask) <= outside
     explained = explained_variance(old_values, returns, mask)
     assert logged["train/explained_variance"] == pytest.approx(explained.item(), rel=1e-4)
 
@@ -218,7 +226,7 @@ def test_clip_ppo_loss_against_torchrl(clip, value_clip):
 
     logs = policy(observation).log_softmax(-1).gather(-1, action[..., None])[..., 0]
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
-    row = replace(ALGORITHMS["ppo"], clip_range=low, clip_range_high=high)
+    row = replace(ALGORITHMS["ppo"], clip=Clip(low, high))
     loss = policy_loss(row, logs, old, advantages, MASK)
     values = critic(observation)[..., 0]
     clipping = {} if value_clip is None else {"old_values": old_values, "clip_range": value_clip}
@@ -317,11 +325,11 @@ GRPO_CASES = {
     "dr_grpo": (ALGORITHMS["dr_grpo"], {"loss_type": "dr_grpo"}),
     "dapo": (ALGORITHMS["dapo"], {"loss_type": "dapo", "epsilon_high": 0.28}),
     "delta": (
-        replace(ALGORITHMS["grpo"], clip="dual", dual_clip=1.4),
+        replace(ALGORITHMS["grpo"], clip=DualClip(0.2, dual_clip=1.4)),
         {"loss_type": "grpo", "delta": 1.4},
     ),
     "gspo": (
-        replace(ALGORITHMS["gspo"], clip_range=0.03, clip_range_high=0.04),
+        replace(ALGORITHMS["gspo"], clip=Clip(0.03, 0.04)),
         {
             "loss_type": "grpo",
             "importance_sampling_level": "sequence",
@@ -330,7 +338,7 @@ GRPO_CASES = {
         },
     ),
     "luspo": (
-        replace(ALGORITHMS["luspo"], clip_range=0.03, clip_range_high=0.04),
+        replace(ALGORITHMS["luspo"], clip=Clip(0.03, 0.04)),
         {
             "loss_type": "luspo",
             "importance_sampling_level": "sequence",
@@ -340,7 +348,7 @@ GRPO_CASES = {
     ),
     # TRL's epsilon_high is the largest weight itself here, not its distance from 1.
     "cispo": (
-        replace(ALGORITHMS["cispo"], max_weight=1.2),
+        replace(ALGORITHMS["cispo"], clip=CappedWeight(1.2)),
         {"loss_type": "cispo", "epsilon_high": 1.2},
     ),
     "sapo": (ALGORITHMS["sapo"], {"loss_type": "sapo"}),
@@ -388,7 +396,7 @@ def test_trl_clip_ratio_is_our_clip_fraction(tmp_path):
     logs = completion_logs(trainer.model, inputs)
     ratio = probability_ratio(logs, inputs["old_per_token_logps"], COMPLETION_MASK)
     advantages = inputs["advantages"][:, None].expand(ratio.shape)
-    ours = clip_fraction(ratio, advantages, COMPLETION_MASK, 0.2)
+    ours = clip_fraction(Clip(0.2), ratio, advantages, COMPLETION_MASK)
     theirs = trainer._metrics["train"]["clip_ratio/region_mean"][-1]
     assert ours.item() == pytest.approx(theirs, rel=1e-5)
     assert ours > 0
@@ -410,7 +418,7 @@ def test_truncated_importance_sampling_against_trl(tmp_path):
         inputs["advantages"][:, None],
         COMPLETION_MASK,
         sampler_log_probs=sampler,
-        max_weight=1.5,
+        sampler_cap=1.5,
     )
     torch.testing.assert_close(ours, theirs, **TIGHT)
     assert (weight == 1.5).any()
@@ -422,9 +430,7 @@ def test_rloo_loss_against_trl(tmp_path):
     inputs = batch()
     inputs["old_logps"] = (inputs["old_per_token_logps"] * COMPLETION_MASK).sum(-1)
     theirs = trainer._compute_loss(trainer.model, inputs)
-    row = replace(
-        ALGORITHMS["rloo"], ratio="product", clip="ppo", clip_range=0.2, aggregation="sequence"
-    )
+    row = replace(ALGORITHMS["rloo"], ratio="product", clip=Clip(0.2), aggregation="sequence")
     ours = policy_loss(
         row,
         completion_logs(trainer.model, inputs),
