@@ -1,6 +1,7 @@
 """`python -m ppo_demo train …`: train a small language model with any algorithm of the table."""
 
 import io
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +16,30 @@ from typing import Annotated, Any
 
 import torch
 import tyro
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+from ppo_demo._checks import at_least, whole
 from ppo_demo.figures import COLORS, new_figure, style
 from ppo_demo.lm import effects
 from ppo_demo.lm import sweep as sweeping
-from ppo_demo.lm.corpus import COMPLETION_LENGTH, decode, prompts
+from ppo_demo.lm.corpus import COMPLETION_LENGTH, decode, prompts, rule_reward
 from ppo_demo.lm.model import PolicyValueModel
-from ppo_demo.lm.pretrain import RewardModel, supervised_start, train_reward_model
+from ppo_demo.lm.pretrain import (
+    POLICY,
+    RewardModel,
+    seeded,
+    supervised_start,
+    train_reward_model,
+)
 from ppo_demo.lm.rollout import sample
-from ppo_demo.lm.trainer import TrainConfig, Trainer, write_atomically, write_history
+from ppo_demo.lm.trainer import (
+    TrainConfig,
+    Trainer,
+    TrainingError,
+    write_atomically,
+    write_history,
+)
 from ppo_demo.losses import Algorithm
 
 COMMAND_LINE = tyro.constructors.ConstructorRegistry()
@@ -83,16 +98,17 @@ class TrainArguments:
     threads: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_every", "show_every", "threads"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+        counts = {n: getattr(self, n) for n in ("checkpoint_every", "show_every", "threads")}
+        at_least(1, **counts)
 
 
 def start(seed: int, path: Path) -> tuple[PolicyValueModel, RewardModel]:
     """Return the supervised start and the reward model; from `path`, if they are there."""
     if path.exists():
-        return sweeping.unpack_start(path.read_bytes())
+        try:
+            return sweeping.unpack_start(path.read_bytes())
+        except Exception as error:  # of many kinds, by what is broken
+            print(f"{path} cannot be read ({type(error).__name__}): it is made again", flush=True)
     print("supervised start …", flush=True)
     policy = supervised_start(seed)
     print("reward model …", flush=True)
@@ -120,6 +136,11 @@ def draw(history: list[dict[str, float]], path: Path) -> None:
 
 def train(arguments: TrainArguments) -> None:
     """Run `python -m ppo_demo train`."""
+    with own(arguments.output):
+        _train(arguments)
+
+
+def _train(arguments: TrainArguments) -> None:
     torch.set_num_threads(arguments.threads)
     config, folder = arguments.config, arguments.output
     checkpoint = folder / "checkpoint.pt"
@@ -127,15 +148,25 @@ def train(arguments: TrainArguments) -> None:
         raise SystemExit(f"--resume needs a checkpoint, and there is none in {folder}")
     if not arguments.resume and checkpoint.exists():
         raise SystemExit(f"{folder} holds a run already: --resume it, or choose another --output")
+    if arguments.resume:  # before anything is trained for it
+        Trainer(config, seeded(POLICY, 0), rule_reward).load(checkpoint)
     trainer = Trainer(config, *start(config.seed, folder / f"start-{config.seed}.pt"))
     if arguments.resume:
         trainer.load(checkpoint)
-    done = len(trainer.history)
+    done, failure = len(trainer.history), None
     with (
         finish_on_interrupt() as interrupted,
         tqdm(total=config.steps, initial=done, unit="batch", dynamic_ncols=True) as bar,
     ):
-        for metrics in trainer.run():
+        batches = trainer.run()
+        while True:
+            try:
+                metrics = next(batches)
+            except StopIteration:
+                break
+            except TrainingError as error:  # the policy is spoilt: its last checkpoint stays
+                failure = error
+                break
             bar.update()
             bar.set_postfix({k: f"{metrics[k]:.2f}" for k in ("reward", "gold", "kl")})
             done = len(trainer.history)
@@ -146,11 +177,31 @@ def train(arguments: TrainArguments) -> None:
             if interrupted:
                 bar.write(f"stopped after {done} batches; --resume goes on")
                 break
-    trainer.save(checkpoint)
+    if failure is None:
+        trainer.save(checkpoint)
     write_history(folder / "history.json", config, trainer.history)
     if trainer.history:
         draw(trainer.history, folder / "curves.svg")
+    if failure is not None:
+        kept = "the last good checkpoint" if checkpoint.exists() else "no checkpoint yet"
+        raise SystemExit(f"stopped: {failure}; in {folder} are history.json and {kept}")
     print(f"history.json, curves.svg and checkpoint.pt are in {folder}")
+
+
+@contextmanager
+def own(folder: Path) -> Iterator[None]:
+    """Make a folder for results, if it is not there, and keep other runs out of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise SystemExit(f"error: another run is writing into {folder}") from None
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise SystemExit(
+            f"error: the folder for the results must be one that can be written, got {folder} "
+            f"({error.strerror})"
+        ) from None
 
 
 @contextmanager
@@ -194,7 +245,16 @@ def main(arguments: list[str] | None = None) -> None:
                 commands, args=arguments, prog="python -m ppo_demo"
             )
     except ValueError as error:
-        raise SystemExit(f"error: {error}") from None
+        # As the user wrote it: --learning-rate, not learning_rate.
+        shown = re.sub(
+            r"^([a-z]+(?:_[a-z]+)*)(?= must be)",
+            lambda m: "--" + m[1].replace("_", "-"),
+            str(error),
+        )
+        raise SystemExit(f"error: {shown}") from None
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        raise SystemExit(f"error: {error.strerror or error}{place}") from None
 
 
 def train_command(arguments: Annotated[TrainArguments, tyro.conf.arg(name="")]) -> None:
@@ -226,6 +286,13 @@ def sweep_command(
     save : bool
         Keep the results in the package; the book's Lab C shows them.
     """
+    whole(workers=workers, tries=tries)
+    at_least(1, workers=workers, tries=tries)
+    with own(folder):
+        _sweep(folder, workers, scheduler, tries, save)
+
+
+def _sweep(folder: Path, workers: int, scheduler: str | None, tries: int, save: bool) -> None:
     configs = sweeping.grid()
     begun = time.perf_counter()
     try:
@@ -261,6 +328,7 @@ def effects_command(seeds: int = 5, workers: int = 2, save: bool = False) -> Non
     save : bool
         Keep the results in the package; the book prints them.
     """
+    at_least(1, seeds=seeds, workers=workers)
     spawn = get_context("spawn")
     with ProcessPoolExecutor(workers, spawn, torch.set_num_threads, (1,)) as pool:
         tell = partial(print, flush=True)

@@ -1,6 +1,6 @@
 """The one way to refuse an argument: a ValueError that names it, its value and what is allowed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from array_api_compat import array_namespace, is_array_api_obj
@@ -34,28 +34,48 @@ def require(name: str, value: Any, valid: Any, allowed: str) -> None:
         raise ValueError(f"{name} must be {allowed}, got {shown}")
 
 
-def positive(**arguments: Any) -> None:
-    """Require numbers, or arrays of them, above 0; infinity is above 0, NaN is not."""
+def _numbers(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments after checking that each is a number or an array."""
     for name, value in arguments.items():
-        require(name, value, value > 0, "above 0")
+        if not (isinstance(value, int | float) or is_array_api_obj(value)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        yield name, value
+
+
+def above(minimum: Any, said: str = "", **arguments: Any) -> None:
+    """Require numbers, or arrays of them, above `minimum`; infinity is, NaN is not."""
+    for name, value in _numbers(arguments):
+        require(name, value, value > minimum, f"above {said or f'{minimum:g}'}")
+
+
+def positive(**arguments: Any) -> None:
+    """Require numbers, or arrays of them, above 0; infinity is, NaN is not."""
+    above(0, **arguments)
 
 
 def at_least(minimum: float, **arguments: Any) -> None:
     """Require numbers, or arrays of them, of `minimum` or more."""
-    for name, value in arguments.items():
+    for name, value in _numbers(arguments):
         require(name, value, value >= minimum, f"at least {minimum:g}")
 
 
 def fraction(**arguments: Any) -> None:
     """Require numbers, or arrays of them, from 0 to 1."""
-    for name, value in arguments.items():
+    for name, value in _numbers(arguments):
         require(name, value, (value >= 0) & (value <= 1), "from 0 to 1")
 
 
 def finite(**arguments: Any) -> None:
     """Require numbers, or arrays of them, that are neither infinite nor NaN."""
-    for name, value in arguments.items():
+    for name, value in _numbers(arguments):
         require(name, value, abs(value) < float("inf"), "finite")
+
+
+def whole(**arguments: Any) -> None:
+    """Require integers."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
 
 
 def one_of(choices: Collection[Any], **arguments: Any) -> None:

@@ -7,13 +7,25 @@ Functions over groups take one reward per completion, shape (prompts, completion
 
 from typing import Any, Literal, TypeAlias, get_args
 
-from ppo_demo._arrays import A, Array, as_mask, keep, namespace, require_floats, require_shape
-from ppo_demo._checks import at_least, fraction, one_of, require
+from ppo_demo._arrays import (
+    A,
+    Array,
+    alike,
+    as_mask,
+    at_least_float32,
+    deviation,
+    keep,
+    namespace,
+    require_floats,
+    require_shape,
+)
+from ppo_demo._checks import at_least, finite, fraction, one_of, require, whole
 from ppo_demo.aggregation import masked_mean
 
 Scale: TypeAlias = Literal["none", "group", "batch", "mean"]
 
 
+@at_least_float32
 def discounted_returns(
     rewards: A, mask: Array, gamma: float = 1.0, bootstrap_value: A | None = None
 ) -> A:
@@ -43,11 +55,12 @@ def discounted_returns(
     TypeError
         If rewards are integers.
     """
-    xp = namespace(rewards, mask)
-    zeros = xp.zeros_like(rewards)
+    require_floats(rewards=rewards)
+    zeros = namespace(rewards).zeros_like(rewards)
     return gae(rewards, zeros, mask, gamma, 1.0, bootstrap_value)[0]
 
 
+@at_least_float32
 def td_residuals(
     rewards: A,
     values: A,
@@ -70,6 +83,7 @@ def td_residuals(
     return gae(rewards, values, mask, gamma, 0.0, bootstrap_value)[0]
 
 
+@at_least_float32
 def gae(
     rewards: A,
     values: A,
@@ -112,8 +126,8 @@ def gae(
     TypeError
         If rewards or values are integers.
     """
-    xp = namespace(rewards, values, mask)
     require_floats(rewards=rewards, values=values)
+    xp = namespace(rewards, values)
     fraction(gamma=gamma, lam=lam)
     require_shape(rewards.shape, values=values)
     mask = as_mask(mask, rewards.shape)
@@ -134,6 +148,7 @@ def gae(
     return advantages, advantages + values
 
 
+@at_least_float32
 def whiten(values: A, mask: Array, *, ddof: int = 0, epsilon: float = 1e-8) -> A:
     r"""Shift and scale to mean 0 and deviation 1 over the real tokens.
 
@@ -146,14 +161,15 @@ def whiten(values: A, mask: Array, *, ddof: int = 0, epsilon: float = 1e-8) -> A
     mask : array of bool or 0/1, same shape
         True on those that count.
     ddof : int
-        Delta degrees of freedom: the sum of squares is divided by the count less this.
+        Delta degrees of freedom, at least 0: the sum of squares is divided by the count less this.
     epsilon : float
-        Added to the deviation, so that equal values become 0.
+        Added to the deviation, at least 0.
 
     Returns
     -------
     array, same shape
-        Whitened values; 0 where the mask is false.
+        Whitened values; 0 where the mask is false, and all 0 without a gradient if values are equal
+        but for rounding.
 
     Raises
     ------
@@ -162,17 +178,20 @@ def whiten(values: A, mask: Array, *, ddof: int = 0, epsilon: float = 1e-8) -> A
     TypeError
         If the values are integers.
     """
-    xp = namespace(values, mask)
     require_floats(values=values)
+    xp = namespace(values)
     mask = as_mask(mask, values.shape)
     count = xp.sum(xp.astype(mask, values.dtype))
+    _check_scale(ddof, epsilon)
     require("mask", mask, count > ddof, f"true for more than ddof={ddof} values")
-    centred = keep(values - masked_mean(values, mask), mask)
     # Centred first: E[x²] − mean² would cancel.
-    variance = xp.sum(centred**2) / (count - ddof)
-    return centred / (xp.sqrt(variance) + epsilon)
+    centred = keep(values - masked_mean(values, mask), mask)
+    equal = alike(values, mask)
+    scale = xp.where(equal, 1, deviation(centred, count - ddof) + epsilon)
+    return xp.where(equal, 0, centred / scale)
 
 
+@at_least_float32
 def leave_one_out(rewards: A, valid: Array | None = None) -> A:
     r"""Reward less the mean of the *other* completions of its prompt (RLOO).
 
@@ -205,6 +224,7 @@ def leave_one_out(rewards: A, valid: Array | None = None) -> A:
     return centred * count / (count - 1)
 
 
+@at_least_float32
 def group_relative(
     rewards: A,
     valid: Array | None = None,
@@ -251,9 +271,10 @@ def group_relative(
     TypeError
         If rewards are integers.
     """
+    require_floats(rewards=rewards)
     xp = namespace(rewards)
     one_of(get_args(Scale), scale=scale)
-    at_least(0, epsilon=epsilon)
+    _check_scale(ddof, epsilon)
     centred, count = _centred(rewards, valid)
     if scale == "none":
         return centred
@@ -264,18 +285,23 @@ def group_relative(
         return _divide(centred, mean)
     if scale == "batch":
         every, size = _batch_centred(rewards, valid)
-        squares = xp.sum(every**2)
     else:
-        size, squares = count, xp.sum(centred**2, axis=-1, keepdims=True)
+        size, every = count, centred
     shape = tuple(rewards.shape)
     require("rewards", shape, size > ddof, f"more than ddof={ddof} valid completions")
-    return _divide(centred, xp.sqrt(squares / (size - ddof)) + epsilon)
+    return _divide(centred, deviation(every, size - ddof, axis=-1) + epsilon)
+
+
+def _check_scale(ddof: int, epsilon: float) -> None:
+    whole(ddof=ddof)
+    at_least(0, ddof=ddof, epsilon=epsilon)
+    finite(epsilon=epsilon)
 
 
 def _present(rewards: Array, valid: Array | None) -> Any:
     """Check a group's rewards; return which count, as booleans."""
-    xp = namespace(rewards)
     require_floats(rewards=rewards)
+    xp = namespace(rewards)
     require("rewards", tuple(rewards.shape), rewards.ndim == 2, "of shape (prompts, completions)")
     if valid is None:
         return xp.ones_like(rewards, dtype=xp.bool)
@@ -284,12 +310,12 @@ def _present(rewards: Array, valid: Array | None) -> Any:
 
 def _centred(rewards: A, valid: Array | None) -> tuple[Any, Any]:
     """Rewards less their group's mean, and how many count in each group."""
-    xp = namespace(rewards)
     present = _present(rewards, valid)
+    xp = namespace(rewards)
     count = xp.sum(xp.astype(present, rewards.dtype), axis=-1, keepdims=True)
     require("valid", valid, count > 0, "true for a completion of each prompt")
     mean = xp.sum(keep(rewards, present), axis=-1, keepdims=True) / count
-    return keep(rewards - mean, present), count
+    return keep(rewards - mean, present & ~alike(rewards, present, axis=-1)), count
 
 
 def _batch_centred(rewards: Array, valid: Array | None) -> tuple[Any, Any]:

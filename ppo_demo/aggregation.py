@@ -2,12 +2,13 @@
 
 from typing import Literal, TypeAlias, get_args
 
-from ppo_demo._arrays import A, Array, as_mask, keep, namespace, require_floats
-from ppo_demo._checks import one_of, positive, require
+from ppo_demo._arrays import A, Array, as_mask, at_least_float32, keep, namespace, require_floats
+from ppo_demo._checks import finite, one_of, positive, require
 
 Aggregation: TypeAlias = Literal["token", "sequence", "fixed", "sum"]
 
 
+@at_least_float32
 def masked_mean(values: A, mask: Array) -> A:
     r"""Mean over the real tokens: :math:`\sum_t m_t x_t / \sum_t m_t`.
 
@@ -31,12 +32,13 @@ def masked_mean(values: A, mask: Array) -> A:
     TypeError
         If the values are integers.
     """
-    xp = namespace(values, mask)
     require_floats(values=values)
+    xp = namespace(values)
     mask = as_mask(mask, values.shape)
     return xp.sum(keep(values, mask)) / xp.sum(xp.astype(mask, values.dtype))
 
 
+@at_least_float32
 def aggregate(values: A, mask: Array, how: Aggregation, *, length: float | None = None) -> A:
     r"""Turn per-token losses of a batch of completions into one loss.
 
@@ -60,7 +62,7 @@ def aggregate(values: A, mask: Array, how: Aggregation, *, length: float | None 
     how : {"token", "sequence", "fixed", "sum"}
         The rule.
     length : float, optional
-        L, above 0; for ``"fixed"`` alone, and needed there.
+        L, above 0 and finite; for ``"fixed"`` alone, and needed there.
 
     Returns
     -------
@@ -73,12 +75,12 @@ def aggregate(values: A, mask: Array, how: Aggregation, *, length: float | None 
         If the rule is unknown, shapes differ, a completion has no token, or `length` is missing
         or out of place.
     """
-    xp = namespace(values, mask)
     one_of(get_args(Aggregation), how=how)
     require("length", length, (length is not None) == (how == "fixed"), "given for 'fixed' alone")
     if how == "token":
         return masked_mean(values, mask)
     require_floats(values=values)
+    xp = namespace(values)
     mask = as_mask(mask, values.shape)
     tokens = xp.sum(xp.astype(mask, values.dtype), axis=-1)
     totals = xp.sum(keep(values, mask), axis=-1)
@@ -87,4 +89,5 @@ def aggregate(values: A, mask: Array, how: Aggregation, *, length: float | None 
         return xp.mean(totals / tokens)
     size = 1.0 if length is None else length
     positive(length=size)
+    finite(length=size)
     return xp.mean(totals) / size

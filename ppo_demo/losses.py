@@ -10,8 +10,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
-from ppo_demo._arrays import A, Array, as_mask, keep, namespace, require_floats, require_shape
-from ppo_demo._checks import at_least, require
+from ppo_demo._arrays import (
+    A,
+    Array,
+    as_mask,
+    at_least_float32,
+    keep,
+    namespace,
+    require_floats,
+    require_per_token,
+    require_shape,
+    stop_gradient,
+    widen,
+)
+from ppo_demo._checks import at_least, finite, require
 from ppo_demo.advantages import group_relative, leave_one_out
 from ppo_demo.aggregation import Aggregation, aggregate, masked_mean
 from ppo_demo.divergences import Estimator, kl_estimate
@@ -103,6 +115,8 @@ class Algorithm:
 class Batch:
     """Completions as they were sampled, B of them; all arrays but `tokens` are about the *next*.
 
+    All of it is constant for the gradient of a loss.
+
     Attributes
     ----------
     mask : array of bool or 0/1, shape (B, T)
@@ -163,6 +177,7 @@ class Losses:
     ratio: Any
 
 
+@at_least_float32
 def losses(
     algorithm: Algorithm,
     batch: Batch,
@@ -218,7 +233,9 @@ def losses(
     TypeError
         If an array holds integers where real numbers belong.
     """
-    at_least(0, kl_weight=kl_weight, value_weight=value_weight, entropy_weight=entropy_weight)
+    weights = {"kl_weight": kl_weight, "value_weight": value_weight}
+    at_least(0, **weights, entropy_weight=entropy_weight)
+    finite(**weights, entropy_weight=entropy_weight)
     batch, log_probs = _without_padding(batch, log_probs)
     mask, old_log_probs = batch.mask, batch.old_log_probs
     mean = partial(aggregate, mask=mask, how=algorithm.aggregation, length=length)
@@ -247,21 +264,24 @@ def losses(
 
 
 def _without_padding(batch: Batch, log_probs: A) -> tuple[Batch, A]:
-    """Check all shapes and types; return the same with 0 where the mask is false."""
-    shape = tuple(log_probs.shape)
+    """Check shapes and types; return all with 0 on padding, the batch as constants."""
+    require_floats(log_probs=log_probs)
+    shape = tuple(getattr(log_probs, "shape", ()))
     mask = as_mask(batch.mask, shape)
     each = {k: v for k, v in vars(batch).items() if k not in ("mask", "tokens", "ref_logits")}
-    found = {"log_probs": log_probs} | {k: v for k, v in each.items() if v is not None}
+    found = {k: v for k, v in each.items() if v is not None}
     require_floats(**found)
-    given, per_completion = tuple(batch.advantages.shape), (*shape[:-1], 1)
-    fits = given in (shape, per_completion)
-    require("advantages", given, fits, f"of shape {shape} or {per_completion}")
-    if given != shape:  # one for each completion: none stands on padding
-        found.pop("advantages")
+    found = {name: stop_gradient(widen(value)) for name, value in found.items()}
+    require_per_token(shape, advantages=batch.advantages)
+    some = (
+        mask
+        if tuple(batch.advantages.shape) == shape
+        else namespace(mask).any(mask, axis=-1, keepdims=True)
+    )
+    advantages = keep(found.pop("advantages"), some)
     require_shape(shape, **found)
     kept = {name: keep(value, mask) for name, value in found.items()}
-    log_probs = kept.pop("log_probs")
-    return replace(batch, mask=mask, **kept), log_probs
+    return replace(batch, mask=mask, advantages=advantages, **kept), keep(log_probs, mask)
 
 
 def _divergence(
@@ -337,6 +357,7 @@ _ADVANTAGES: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
 )
 
 
+@at_least_float32
 def completion_advantages(algorithm: Algorithm, rewards: A, valid: Array | None = None) -> A:
     """Advantage of each completion, by the algorithm's estimator.
 

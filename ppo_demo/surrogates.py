@@ -11,16 +11,20 @@ from ppo_demo._arrays import (
     Array,
     as_arrays,
     as_mask,
+    at_least_float32,
     keep,
+    log_ratio,
     namespace,
     require_floats,
     require_shape,
     safe_exp,
     stop_gradient,
+    times,
 )
-from ppo_demo._checks import at_least, positive, require
+from ppo_demo._checks import above, at_least, finite, positive, require
 
 
+@at_least_float32
 def probability_ratio(log_probs: A, old_log_probs: A, mask: Array | None = None) -> A:
     r"""How much likelier the taken action has become: :math:`r_t = \pi_\theta / \pi_\mathrm{old}`.
 
@@ -39,7 +43,8 @@ def probability_ratio(log_probs: A, old_log_probs: A, mask: Array | None = None)
     Returns
     -------
     array, same shape
-        The ratio, above 0; 1 where both policies agree. Log-ratios beyond ±80 count as ±80.
+        The ratio, above 0; 1 where both policies agree, also that the action is impossible.
+        Log-ratios beyond ±80 count as ±80, without a gradient.
 
     Raises
     ------
@@ -51,6 +56,7 @@ def probability_ratio(log_probs: A, old_log_probs: A, mask: Array | None = None)
     return safe_exp(_log_ratio(log_probs, old_log_probs, mask))
 
 
+@at_least_float32
 def sequence_ratio(log_probs: A, old_log_probs: A, mask: Array, *, normalize: bool = True) -> A:
     r"""Ratio of whole completions.
 
@@ -79,23 +85,25 @@ def sequence_ratio(log_probs: A, old_log_probs: A, mask: Array, *, normalize: bo
     ValueError
         If shapes differ or a completion has no token.
     """
-    xp = namespace(log_probs, old_log_probs, mask)
-    log_ratio = _log_ratio(log_probs, old_log_probs, mask)
-    total = xp.sum(log_ratio, axis=-1, keepdims=True)
+    require_floats(log_probs=log_probs)
+    xp = namespace(log_probs)
+    mask = as_mask(mask, getattr(log_probs, "shape", ()))
+    total = xp.sum(_log_ratio(log_probs, old_log_probs, mask), axis=-1, keepdims=True)
     if not normalize:
         return safe_exp(total)
-    tokens = xp.sum(xp.astype(xp.astype(mask, xp.bool), total.dtype), axis=-1, keepdims=True)
-    require("mask", mask, xp.all(tokens > 0), "true for a token of each completion")
+    tokens = xp.sum(xp.astype(mask, total.dtype), axis=-1, keepdims=True)
+    require("mask", mask, tokens > 0, "true for a token of each completion")
     return safe_exp(total / tokens)
 
 
 def _log_ratio(log_probs: A, old_log_probs: A, mask: Array | None) -> A:
     require_floats(log_probs=log_probs, old_log_probs=old_log_probs)
+    _, log_probs, old_log_probs = as_arrays(log_probs, old_log_probs)
     require_shape(log_probs.shape, old_log_probs=old_log_probs)
     if mask is not None:
         mask = as_mask(mask, log_probs.shape)
         log_probs, old_log_probs = keep(log_probs, mask), keep(old_log_probs, mask)
-    return log_probs - old_log_probs
+    return log_ratio(log_probs, stop_gradient(old_log_probs))
 
 
 # --- clip rules: a call returns the objective of each token, to be maximised ---
@@ -131,7 +139,7 @@ class ClipRule(Protocol):
         ratio : array, shape (B, T) or (B, 1), or any that broadcasts
             Probability ratio r; None where there is none.
         advantage : array, broadcasts
-            Advantage estimate A.
+            Advantage estimate A; a constant for the gradient.
         log_probs : array, shape (B, T), optional
             Log-probabilities of the taken actions; a rule whose weight is a constant for the
             gradient needs them.
@@ -155,13 +163,17 @@ class Unclipped:
     label: ClassVar[str] = "none"
     ratios: ClassVar[tuple[str, ...]] = tuple(RATIOS)
 
+    @at_least_float32
     def __call__(
         self, ratio: A | float | None, advantage: A | float, log_probs: A | None = None, /
     ) -> A:
         """Return the objective; see `ClipRule`."""
-        factor: Any = log_probs if ratio is None else ratio
-        require_floats(ratio=factor, advantage=advantage)
-        return advantage * factor
+        if ratio is None:
+            _, _, adv, logs = _weighted(1.0, advantage, log_probs)
+            return times(adv, logs)
+        require_floats(ratio=ratio, advantage=advantage)
+        _, r, adv = as_arrays(ratio, stop_gradient(advantage))
+        return adv * r
 
 
 @dataclass(frozen=True)
@@ -202,12 +214,16 @@ class Clip:
         """ε of the upper bound."""
         return self.clip_range if self.clip_range_high is None else self.clip_range_high
 
+    @at_least_float32
     def __call__(self, ratio: A | float, advantage: A | float, _: A | None = None, /) -> A:
         """Return the objective; see `ClipRule`."""
         require_floats(ratio=ratio, advantage=advantage)
-        xp, r, adv, low, high = as_arrays(ratio, advantage, self.clip_range, self.high)
+        xp, r, adv, low, high = as_arrays(
+            ratio, stop_gradient(advantage), self.clip_range, self.high
+        )
         return xp.minimum(r * adv, xp.clip(r, 1 - low, 1 + high) * adv)
 
+    @at_least_float32
     def removes(self, ratio: Any, advantage: Any) -> Any:
         """Tell where the gradient is removed; bool, the broadcast shape."""
         above, below = ratio > 1 + self.high, ratio < 1 - self.clip_range
@@ -243,14 +259,16 @@ class DualClip(Clip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("dual_clip", self.dual_clip, self.dual_clip > 1 + self.high, "above 1 + ε")
+        above(1 + self.high, "1 + ε", dual_clip=self.dual_clip)
 
+    @at_least_float32
     def __call__(self, ratio: A | float, advantage: A | float, _: A | None = None, /) -> A:
         """Return the objective; see `ClipRule`."""
         clipped: Any = super().__call__(ratio, advantage)
-        xp, clipped, adv = as_arrays(clipped, advantage)
+        xp, clipped, adv = as_arrays(clipped, stop_gradient(advantage))
         return xp.where(adv < 0, xp.maximum(clipped, self.dual_clip * adv), clipped)
 
+    @at_least_float32
     def removes(self, ratio: Any, advantage: Any) -> Any:
         """Tell where the gradient is removed; bool, the broadcast shape."""
         return super().removes(ratio, advantage) | (ratio > self.dual_clip) & (advantage < 0)
@@ -282,12 +300,13 @@ class CappedWeight:
     ratios: ClassVar[tuple[str, ...]] = ANY_RATIO
 
     def __post_init__(self) -> None:
-        require("cap", self.cap, self.cap > 1, "above 1")
+        above(1, cap=self.cap)
 
+    @at_least_float32
     def __call__(self, ratio: A | float, advantage: A | float, log_probs: A | None = None, /) -> A:
         """Return the objective; see `ClipRule`."""
         xp, r, adv, logs = _weighted(ratio, advantage, log_probs)
-        return stop_gradient(xp.clip(r, None, self.cap)) * adv * logs
+        return times(stop_gradient(xp.clip(r, None, self.cap)) * adv, logs)
 
 
 @dataclass(frozen=True)
@@ -319,11 +338,13 @@ class SoftGate:
 
     def __post_init__(self) -> None:
         positive(**vars(self))
+        finite(**vars(self))
 
+    @at_least_float32
     def __call__(self, ratio: A | float, advantage: A | float, _: A | None = None, /) -> A:
         """Return the objective; see `ClipRule`."""
         require_floats(ratio=ratio, advantage=advantage)
-        xp, r, adv = as_arrays(ratio, advantage)
+        xp, r, adv = as_arrays(ratio, stop_gradient(advantage))
         flat = xp.zeros_like(adv)
         tau = xp.where(adv > 0, flat + self.temperature_positive, flat + self.temperature_negative)
         return 4 / tau / (1 + safe_exp(-tau * (r - 1))) * adv
@@ -357,9 +378,12 @@ class GammaWeight:
 
     def __post_init__(self) -> None:
         for name, pair in vars(self).items():
-            valid = len(pair) == 2 and all(number > 0 for number in pair)
-            require(name, pair, valid, "two numbers above 0")
+            if not (isinstance(pair, tuple) and all(isinstance(n, int | float) for n in pair)):
+                raise TypeError(f"{name} must be a pair of numbers, got {pair!r}")
+            valid = len(pair) == 2 and all(0 < number < float("inf") for number in pair)
+            require(name, pair, valid, "two finite numbers above 0")
 
+    @at_least_float32
     def __call__(self, ratio: A | float, advantage: A | float, log_probs: A | None = None, /) -> A:
         """Return the objective; see `ClipRule`."""
         xp, w, adv, logs = _weighted(ratio, advantage, log_probs)
@@ -368,16 +392,17 @@ class GammaWeight:
             xp.where(adv >= 0, flat + positive, flat + negative)
             for positive, negative in zip(self.shape_positive, self.shape_negative, strict=True)
         )
-        return stop_gradient(safe_exp(k * xp.log(w) + lam * (1 - w))) * adv * logs
+        return times(stop_gradient(safe_exp(k * xp.log(w) + lam * (1 - w))) * adv, logs)
 
 
 def _weighted(ratio: Any, advantage: Any, log_probs: Any) -> tuple[Any, ...]:
     """Check and return what a weight that is constant for the gradient acts on."""
     require("log_probs", log_probs, log_probs is not None, "given: the gradient flows through it")
     require_floats(ratio=ratio, advantage=advantage, log_probs=log_probs)
-    return as_arrays(ratio, advantage, log_probs)
+    return as_arrays(ratio, stop_gradient(advantage), log_probs)
 
 
+@at_least_float32
 def importance_weight(old_log_probs: A, sampler_log_probs: A, cap: float) -> A:
     r"""Weight that corrects for a sampler that is not quite the old policy, truncated.
 
@@ -404,11 +429,12 @@ def importance_weight(old_log_probs: A, sampler_log_probs: A, cap: float) -> A:
         If shapes differ or `cap` is below 1.
     """
     at_least(1, cap=cap)
-    xp = namespace(old_log_probs, sampler_log_probs)
     ratio = probability_ratio(old_log_probs, sampler_log_probs)
+    xp = namespace(ratio)
     return stop_gradient(xp.clip(ratio, None, cap))
 
 
+@at_least_float32
 def value_loss(
     values: A,
     returns: A,
@@ -429,7 +455,7 @@ def value_loss(
     returns : array, same shape
         What they should have been; a constant for the gradient.
     old_values : array, same shape, optional
-        Predictions when the batch was sampled.
+        Predictions when the batch was sampled; constants for the gradient.
     clip_range : float, optional
         How far a prediction may move from the old one and still have a gradient, above 0.
     mask : array of bool or 0/1, same shape, optional
@@ -446,11 +472,17 @@ def value_loss(
         If shapes differ, `clip_range` is not above 0, or one of `old_values` and `clip_range` is
         given without the other.
     """
-    xp = namespace(values, returns)
     require_floats(values=values, returns=returns)
+    xp, values, returns = as_arrays(values, returns)
     require_shape(values.shape, returns=returns)
     both = (old_values is None) == (clip_range is None)
     require("clip_range", clip_range, both, "given together with old_values")
+    if old_values is not None:
+        require_floats(old_values=old_values)
+        require_shape(values.shape, old_values=old_values)
+        old_values = stop_gradient(old_values)
+        positive(clip_range=clip_range)
+    returns = stop_gradient(returns)
     if mask is not None:
         mask = as_mask(mask, values.shape)
         values, returns = keep(values, mask), keep(returns, mask)
@@ -458,7 +490,5 @@ def value_loss(
     loss = 0.5 * (values - returns) ** 2
     if old_values is None or clip_range is None:
         return loss
-    positive(clip_range=clip_range)
-    require_shape(values.shape, old_values=old_values)
     held = old_values + xp.clip(values - old_values, -clip_range, clip_range)
     return xp.maximum(loss, 0.5 * (held - returns) ** 2)

@@ -543,7 +543,7 @@ def test_command_line_stops_resumes_and_gives_the_same_history(tmp_path, start):
     ("options", "message"),
     [
         (["--algorithm", "nonesuch"], "algorithm must be one of"),
-        (["--algorithm", "rloo", "--group-size", "1"], "group_size must be at least 2 for RLOO"),
+        (["--algorithm", "rloo", "--group-size", "1"], "--group-size must be at least 2 for RLOO"),
         (["--resume", "--threads", "1"], "--resume needs a checkpoint"),
         (["--learning-rat", "1"], "learning-rat"),
     ],

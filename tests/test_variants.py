@@ -575,13 +575,13 @@ BAD_CALLS = [
     (lambda: SoftGate(1.0, -1), "temperature_negative must be above 0, got -1"),
     (
         lambda: GammaWeight((1, 1), (-1, 2)),
-        r"shape_negative must be two numbers above 0, got \(-1, 2\)",
+        r"shape_negative must be two finite numbers above 0, got \(-1, 2\)",
     ),
     (lambda: CappedWeight(0.5), "cap must be above 1, got 0.5"),
     (lambda: SoftGate(0.0, 1.0), "temperature_positive must be above 0"),
     (
         lambda: GammaWeight((0, 1), (1, 1)),
-        r"shape_positive must be two numbers above 0, got \(0, 1\)",
+        r"shape_positive must be two finite numbers above 0, got \(0, 1\)",
     ),
     (lambda: importance_weight(LOGS, LOGS, 0.5), "cap must be at least 1, got 0.5"),
     (lambda: value_loss(LOGS, LOGS, LOGS), "clip_range must be given together with old_values"),

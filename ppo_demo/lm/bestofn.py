@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ppo_demo._checks import at_least, require, whole
 from ppo_demo.aggregation import masked_mean
 from ppo_demo.divergences import best_of_n_log_ratio
 from ppo_demo.lm.corpus import COMPLETION_LENGTH
@@ -39,19 +40,23 @@ def best_of_n(
     Returns
     -------
     Completions
-        The best of each prompt; of equals the first.
+        The best of each prompt; of equals the first. One that scores NaN is never chosen.
 
     Raises
     ------
     ValueError
-        If `n` is below 1.
+        If `n` is below 1, or all completions of a prompt score NaN.
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n!r}")
+    whole(n=n)
+    at_least(1, n=n)
     written = sample(
         policy, prompts.repeat_interleave(n, 0), generator, max_tokens=COMPLETION_LENGTH
     )
-    best = score(written.tokens).view(-1, n).argmax(-1)
+    scores = score(written.tokens).view(-1, n)
+    scored = (~scores.isnan()).any(-1)
+    require("score", scores, scored, "a number for one completion of each prompt at least")
+    highest, best = scores.where(~scores.isnan(), -torch.inf).max(-1)
+    best = torch.where(highest == -torch.inf, (~scores.isnan()).int().argmax(-1), best)
     rows = torch.arange(len(prompts)) * n + best
     return written.rows(rows)
 
@@ -88,12 +93,22 @@ def best_of_n_kl(
     -------
     list of float
         For each size, in nats a completion.
+
+    Raises
+    ------
+    ValueError
+        If a size is not from 1 to `samples`, or a score is NaN.
     """
+    whole(samples=samples)
+    for n in sizes:
+        whole(sizes=n)
+        require("sizes", n, 1 <= n <= samples, f"from 1 to samples={samples}")
     found = []
     for prompt in prompts:
         asked = prompt.expand(samples, -1)
         written = sample(policy, asked, generator, max_tokens=COMPLETION_LENGTH)
         scores = score(written.tokens).double()
+        require("score", scores, ~scores.isnan(), "a number for every completion")
         ranked = scores.sort().values
         own = written.log_probs.double().sum(-1).exp()
         below = torch.searchsorted(ranked, scores) / samples

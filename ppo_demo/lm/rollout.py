@@ -45,6 +45,12 @@ class Completions:
         return self.mask.sum(-1)
 
 
+def require_temperature(temperature: float) -> None:
+    """Refuse what overflows, and what lifts the logit of padding, −1e9, to where it is drawn."""
+    positive(temperature=temperature)
+    require("temperature", temperature, 1e-6 <= temperature <= 1e6, "from 1e-6 to 1e6")
+
+
 @torch.no_grad()
 def sample(
     model: PolicyValueModel,
@@ -68,7 +74,7 @@ def sample(
     max_tokens : int
         Tokens of a completion at most.
     temperature : float
-        Logits are divided by it, above 0.
+        Logits are divided by it; from 1e-6 to 1e6.
     end : int, optional
         The token after which a completion is over; None goes on to `max_tokens`.
 
@@ -80,11 +86,11 @@ def sample(
     Raises
     ------
     ValueError
-        If the temperature is not above 0, `max_tokens` is below 1, or the context is too short.
+        If the temperature is out of range, `max_tokens` is below 1, or the context is too short.
     """
     batch, prompt = prompts.shape
     time = prompt + max_tokens
-    positive(temperature=temperature)
+    require_temperature(temperature)
     room = model.config.context - prompt
     require("max_tokens", max_tokens, 1 <= max_tokens <= room, f"from 1 to {room}")
     written, logits, values = _write(model, prompts, max_tokens, generator, temperature, end)

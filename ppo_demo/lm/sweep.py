@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -244,6 +245,8 @@ def sweep(
     seeds = sorted({config.seed for config in configs})
     # Threads of one process share the number of threads: none may restore more than one.
     with one_thread(), _backend(workers, scheduler, backend) as parallel:
+        for config, place in places.items():
+            _drop_unless(place, label(config), partial(_is_of, config), report or tqdm.write)
         done = sum(place.exists() for place in places.values())
         bar = tqdm(total=len(configs), initial=done, unit="run", dynamic_ncols=True, smoothing=0)
         with bar:
@@ -251,6 +254,9 @@ def sweep(
             if done:
                 tell(f"{done} of {len(configs)} runs are in {folder} already")
             starts = {seed: folder / f"start-{seed}-{made_by}.pt" for seed in seeds}
+            for seed, place in starts.items():
+                readable = unpack_start if starter is make_start else len
+                _drop_unless(place, f"start of seed {seed}", readable, tell)
             jobs = [_Job(f"start of seed {s}", p, _start, (starter, s)) for s, p in starts.items()]
             bar.set_description("preparing starts")
             _finish(jobs, parallel, tries, tell)
@@ -318,6 +324,26 @@ def _attempt(
         return number, function(*arguments), ""
     except Exception:
         return number, b"", traceback.format_exc()
+
+
+def _drop_unless(
+    place: Path, name: str, fits: Callable[[bytes], object], tell: Callable[[str], None]
+) -> None:
+    """Remove a kept result that is broken or of other settings, so that it is made again."""
+    if not place.exists():
+        return
+    try:
+        good = bool(fits(place.read_bytes()))
+    except Exception:  # of many kinds, by what is broken
+        good = False
+    if not good:
+        tell(f"{place} is broken or of other settings: {name} is made again")
+        place.unlink()
+
+
+def _is_of(config: TrainConfig, data: bytes) -> bool:
+    """Whether a kept result is of these settings."""
+    return bool(json.loads(data)["config"] == json.loads(json.dumps(config.settings())))
 
 
 def _start(starter: Callable[[int], bytes], seed: int) -> bytes:

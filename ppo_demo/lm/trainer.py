@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ppo_demo._checks import at_least, finite, fraction, one_of, positive, require
+from ppo_demo._checks import at_least, finite, fraction, one_of, positive, require, whole
 from ppo_demo.advantages import gae, whiten
 from ppo_demo.aggregation import masked_mean
 from ppo_demo.algorithms import ALGORITHMS
@@ -22,12 +23,16 @@ from ppo_demo.divergences import adaptive_kl_weight, entropy, kl_estimate
 from ppo_demo.lm.corpus import COMPLETION_LENGTH, gold_reward, prompts, rule_reward
 from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import RewardModel
-from ppo_demo.lm.rollout import Completions, sample
+from ppo_demo.lm.rollout import Completions, require_temperature, sample
 from ppo_demo.lm.step import descend, next_token_log_probs, used_positions
 from ppo_demo.losses import Algorithm, Batch, completion_advantages, losses
 from ppo_demo.surrogates import Clip
 
 Reward = Callable[[Tensor], Tensor]
+
+
+class TrainingError(RuntimeError):
+    """A run has left the numbers: something that it computed is infinite or no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +120,18 @@ class TrainConfig:
         if not isinstance(self.algorithm, Algorithm):
             one_of(ALGORITHMS, algorithm=self.algorithm)
         one_of(("model", "rule"), reward=self.reward)
-        at_least(1, **given("steps", "batch_size", "group_size", "epochs", "minibatches"))
-        at_least(1, adaptive_kl_horizon=self.adaptive_kl_horizon)
+        counts = given("steps", "batch_size", "group_size", "epochs", "minibatches")
+        counts |= given("adaptive_kl_horizon")
+        whole(**counts, seed=self.seed)
+        at_least(1, **counts)
+        require("seed", self.seed, 0 <= self.seed < 2**63, "from 0 to 2**63 - 1")
         rates = given("learning_rate", "max_grad_norm", "temperature")
         optional = given("adaptive_kl_target", "value_clip", "target_kl")
         weights = given("kl_weight", "entropy_weight", "value_weight")
         positive(**rates, **optional)
         at_least(0, **weights)
-        finite(**rates, **weights)
+        finite(**rates, **optional, **weights)
+        require_temperature(self.temperature)
         fraction(gamma=self.gamma, lam=self.lam)
         row, batch, group = self.row, self.batch_size, self.group_size
         for name, size in given("group_size", "minibatches").items():
@@ -181,7 +190,14 @@ class Trainer:
     # --- one batch ---
 
     def step(self) -> dict[str, float]:
-        """Take one batch: sample, score, a few epochs of gradient steps. Returns its metrics."""
+        """Take one batch: sample, score, a few epochs of gradient steps. Returns its metrics.
+
+        Raises
+        ------
+        TrainingError
+            If a metric or a weight is no longer a number; the message says which, and the history
+            does not get it.
+        """
         c, row = self.config, self.row
         batch, metrics = self.rollout()
         seen = defaultdict(list)
@@ -219,6 +235,8 @@ class Trainer:
                 break
         metrics |= {name: torch.stack(values).mean().item() for name, values in seen.items()}
         metrics["gradient_steps"] = float(len(seen["grad_norm"]))
+        largest = torch.stack([p.detach().abs().max() for p in self.policy.parameters()]).max()
+        self._require_numbers({**metrics, "largest weight": largest.item()})
         if c.adaptive_kl_target is not None and row.kl != "none":
             self.kl_weight = adaptive_kl_weight(
                 self.kl_weight,
@@ -258,6 +276,7 @@ class Trainer:
             "length": written.lengths.float().mean().item(),
             "kl_weight": self.kl_weight,
         }
+        self._require_numbers(metrics)  # before anything is learned from them
         scores = rule if c.reward == "rule" else reward
         advantages, returns = self._advantages(written, scores, per_token)
         batch = Batch(
@@ -270,8 +289,9 @@ class Trainer:
             ref_log_probs=ref_log_probs,
         )
         if returns is not None:
-            explained = explained_variance(written.values, returns, mask)
-            metrics["explained_variance"] = explained.item()
+            explained = explained_variance(written.values, returns, mask).item()
+            if not math.isnan(explained):  # returns that do not vary leave nothing to explain
+                metrics["explained_variance"] = explained
         return batch, metrics
 
     def _advantages(
@@ -289,6 +309,13 @@ class Trainer:
         rewards = torch.where(last, scores[:, None], 0.0) - penalty * kl
         advantages, returns = gae(rewards, written.values, mask, c.gamma, c.lam)
         return whiten(advantages, mask) if c.whiten_advantages else advantages, returns
+
+    def _require_numbers(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"{name} became {value} in batch {len(self.history) + 1} of {self.config.steps}"
+                )
 
     def run(self) -> Iterator[dict[str, float]]:
         """Take the batches that are left, one at a time; yields the metrics of each."""
@@ -321,14 +348,22 @@ class Trainer:
         Raises
         ------
         ValueError
-            If it was written with other settings; more steps are no other setting.
+            If it cannot be read, was written with other settings, or has more batches than these
+            settings ask for; more steps are no other setting.
         """
-        state = torch.load(path, weights_only=True)
+        try:
+            state = torch.load(path, weights_only=True)
+            missing = self.state().keys() - state.keys()
+        except Exception as error:  # of many kinds, by what is broken
+            raise ValueError(f"{path} must be a checkpoint of ppo_demo: {error}") from error
+        require("checkpoint", str(path), not missing, f"complete; it lacks {sorted(missing)}")
         mine = self.config.settings() | {"row": repr(self.row)}
         its = state["config"] | {"row": state["row"]}
         for name, value in mine.items():
             same = name == "steps" or its.get(name) == value
             require(name, value, same, f"{its.get(name)!r} to go on from {path}")
+        done, steps = len(state["history"]), self.config.steps
+        require("steps", steps, steps >= done, f"at least the {done} that {path} has done")
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
@@ -340,16 +375,22 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file beside its place and move it there once it is on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
-    with draft.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        error.filename = str(path)  # a full disk names no file
+        raise
 
 
 def write_history(path: Path, config: TrainConfig, history: list[dict[str, float]]) -> None:
     """Write settings and metrics of a run as JSON."""
-    text = json.dumps({"config": config.settings(), "history": history}, indent=1)
+    record = {"config": config.settings(), "history": history}
+    text = json.dumps(record, indent=1, allow_nan=False)
     write_atomically(path, text.encode())
 
 
