@@ -47,6 +47,10 @@ MAX_LOG = 80.0
 """Log-ratios are held to ± this before `exp`: float32 overflows past 88, and 0 · ∞ is NaN."""
 
 
+_PLAIN = (int, float, type(None))
+_NAMESPACES: dict[type, Any] = {}  # to ask once for each kind of array: formulas ask all the time
+
+
 def namespace(*values: Array | float | None) -> Any:
     """Return the array API namespace of `values`; NumPy's if none of them is an array.
 
@@ -55,8 +59,15 @@ def namespace(*values: Array | float | None) -> Any:
     TypeError
         If a value is neither a number nor an array, or arrays of two libraries are mixed.
     """
-    found = [value for value in values if not isinstance(value, int | float | None)]
-    return array_namespace(*found) if found else array_api_compat.numpy
+    found = [value for value in values if not isinstance(value, _PLAIN)]
+    if not found:
+        return array_api_compat.numpy
+    for value in found:
+        if type(value) not in _NAMESPACES:
+            _NAMESPACES[type(value)] = array_namespace(value)
+    first = _NAMESPACES[type(found[0])]
+    same = all(_NAMESPACES[type(value)] is first for value in found[1:])
+    return first if same else array_namespace(*found)
 
 
 def as_arrays(*values: Array | float) -> tuple[Any, ...]:
@@ -138,7 +149,7 @@ def at_least_float32(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_array(value: Any) -> bool:
-    return bool(array_api_compat.is_array_api_obj(value))
+    return type(value) in _NAMESPACES or bool(array_api_compat.is_array_api_obj(value))
 
 
 def require_floats(**arguments: Any) -> None:
@@ -203,11 +214,13 @@ def keep(values: A, mask: Array) -> A:
 
 def stop_gradient(values: Any) -> Any:
     """Return the same values as constants for the gradient."""
+    if hasattr(values, "detach"):
+        return values.detach()
     if array_api_compat.is_jax_array(values):
         from jax.lax import stop_gradient as stop
 
         return stop(values)
-    return values.detach() if hasattr(values, "detach") else values
+    return values
 
 
 def safe_exp(log_ratio: A) -> A:
@@ -220,6 +233,8 @@ def log_ratio(log_probs: Any, other: Any) -> Any:
     """Difference of log-probabilities; 0 where both are −∞: what neither can choose is alike."""
     xp = namespace(log_probs, other)
     never = (log_probs == -float("inf")) & (other == -float("inf"))
+    if not xp.any(never):
+        return log_probs - other
     return xp.where(never, 0, log_probs) - xp.where(never, 0, other)
 
 

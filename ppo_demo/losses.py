@@ -301,7 +301,7 @@ def _divergence(
     require("ref_log_probs", reference, reference is not None, "given for a KL term in the loss")
     estimator: Any = algorithm.kl_estimator
     weight = ratio if algorithm.kl_weighted else None
-    return kl_estimate(log_probs, reference, estimator, batch.mask, weight)
+    return kl_estimate(log_probs, reference, estimator, ratio=weight)
 
 
 def policy_loss(

@@ -111,13 +111,14 @@ def _log_ratio(log_probs: A, old_log_probs: A, mask: Array | None) -> A:
 RATIOS: Mapping[str, Callable[[Any, Any, Any], Any]] = MappingProxyType(
     {
         "none": lambda *_: None,
-        "token": probability_ratio,
+        "token": lambda new, old, _: probability_ratio(new, old),
         "sequence": sequence_ratio,
         "product": partial(sequence_ratio, normalize=False),
     }
 )
 """Kinds of importance ratio: none at all, one a token, or one a completion (the geometric mean or
-the product of its tokens'). Each takes log-probabilities, the old ones and the mask."""
+the product of its tokens'). Each takes log-probabilities, the old ones and the mask; where that is
+false both are 0 already."""
 
 ANY_RATIO = ("token", "sequence", "product")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo_demo._checks import at_least, finite, fraction, one_of, positive, require, whole
 from ppo_demo.advantages import gae, whiten
@@ -235,8 +235,8 @@ class Trainer:
                 break
         metrics |= {name: torch.stack(values).mean().item() for name, values in seen.items()}
         metrics["gradient_steps"] = float(len(seen["grad_norm"]))
-        largest = torch.stack([p.detach().abs().max() for p in self.policy.parameters()]).max()
-        self._require_numbers({**metrics, "largest weight": largest.item()})
+        size = nn.utils.get_total_norm([p.detach() for p in self.policy.parameters()])
+        self._require_numbers({**metrics, "norm of the weights": size.item()})
         if c.adaptive_kl_target is not None and row.kl != "none":
             self.kl_weight = adaptive_kl_weight(
                 self.kl_weight,
