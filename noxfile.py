@@ -13,6 +13,7 @@ nox.options.error_on_external_run = True
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 BUILD = ROOT / "book" / "_build"
+DOCTREES = BUILD / "doctrees"  # beside the site, not in it: they are not published
 # Warnings are errors, dangling references are warnings.
 STRICT = ["-W", "--keep-going", "-n"]
 
@@ -28,7 +29,7 @@ def book(session: nox.Session) -> None:
     """Build the site; with `-- serve`, also serve it on localhost."""
     install(session, "-e", ".[book]")
     site = BUILD / "html"
-    session.run("sphinx-build", *STRICT, "-b", "html", "book", str(site))
+    session.run("sphinx-build", *STRICT, "-b", "html", "-d", str(DOCTREES), "book", str(site))
     session.log(f"the site is in {site}: open {site / 'index.html'}")
     if "serve" in session.posargs:
         session.run("python", "-m", "http.server", "--bind", "127.0.0.1", "-d", str(site), "8000")
@@ -40,7 +41,8 @@ def serve(session: nox.Session) -> None:
     install(session, "-e", ".[book]", "sphinx-autobuild")
     watched = ["--watch", "ppo_demo", "--ignore", "*/_build/*", "--ignore", "*/__pycache__/*"]
     target = str(BUILD / "html")
-    session.run("sphinx-autobuild", "-n", *watched, *session.posargs, "book", target)
+    options = ["-n", "-d", str(DOCTREES)]
+    session.run("sphinx-autobuild", *options, *watched, *session.posargs, "book", target)
 
 
 @nox.session

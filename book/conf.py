@@ -29,12 +29,12 @@ exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 nitpicky = True
 
-# Pages run from the cache unless they, the package or the pinned versions have changed.
+# Pages run from the cache unless they, what they import or the pinned versions have changed.
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_output_stderr = "error"
 nb_merge_streams = True
-execution_depends = ["ppo_demo/**/*", "constraints.txt"]
+execution_depends = ["constraints.txt"]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "smartquotes"]
 myst_heading_anchors = 3

@@ -1,56 +1,108 @@
-"""Which sources made a result: a digest of files, so that a stored result can be told stale."""
+"""Which code made a result: a digest of what it imports, so that what is stale can be told."""
 
+import ast
 import hashlib
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
-TRAINING = [
-    "_arrays.py",
-    "_checks.py",
-    "advantages.py",
-    "aggregation.py",
-    "algorithms.py",
-    "diagnostics.py",
-    "divergences.py",
-    "losses.py",
-    "surrogates.py",
-    "lm/bestofn.py",
-    "lm/corpus.py",
-    "lm/model.py",
-    "lm/pretrain.py",
-    "lm/rollout.py",
-    "lm/step.py",
-    "lm/trainer.py",
-]
-"""What the numbers of a training run depend on, in the package."""
+ROOT = Path(__file__).parent.parent
+"""The folder that holds the package."""
 
 
-def digest(root: Path, patterns: list[str]) -> str:
-    """Return a digest of the names and contents of the files that match.
+@cache
+def _imported(code: str) -> frozenset[str]:
+    """Return what code imports, by full names; of `from a import b` both a and a.b."""
+    names = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(names)
+
+
+def modules(code: str, root: Path = ROOT) -> list[Path]:
+    """Return the modules below a folder that code imports, directly or through one another.
 
     Parameters
     ----------
+    code : str
+        Python.
     root : Path
-        Folder that the patterns are relative to.
-    patterns : list of str
-        Globs; ``__pycache__`` is passed over.
+        The folder that packages are imported from; others are passed over.
+
+    Returns
+    -------
+    list of Path
+        Sorted; packages on the way to a module are among them.
+
+    Raises
+    ------
+    SyntaxError
+        If the code, or that of a module, cannot be parsed.
+    """
+    found: set[Path] = set()
+    left = [code]
+    while left:
+        for name in _imported(left.pop()):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                place = root.joinpath(*parts[:end])
+                for path in (place / "__init__.py", place.with_name(place.name + ".py")):
+                    if path not in found and path.is_file():
+                        found.add(path)
+                        left.append(path.read_text(encoding="utf-8"))
+    return sorted(found)
+
+
+def digest(paths: Iterable[Path], root: Path, content: Callable[[Path], bytes]) -> str:
+    """Return a digest, 16 hexadecimal digits, of the names and contents of files."""
+    state = hashlib.sha256()
+    for path in sorted(paths):
+        data = content(path)
+        state.update(f"{path.relative_to(root).as_posix()}\0{len(data)}\0".encode() + data)
+    return state.hexdigest()[:16]
+
+
+def meaning(path: Path) -> bytes:
+    """Return a module's syntax tree as text: without comments, docstrings and layout."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):  # a text that stands alone says something and does nothing
+            node.body = [n for n in body if not _is_text(n)]  # type: ignore[attr-defined]
+    return ast.dump(tree).encode()
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def study_digest(*parts: str, rows: Iterable[object], root: Path = ROOT) -> str:
+    """Return the digest of what the numbers of training runs depend on.
+
+    Parameters
+    ----------
+    *parts : str
+        Modules of the package that the runs are made by; what these import counts too.
+    rows : iterable
+        The rows of the table of algorithms that the runs used. They count, the table does not:
+        it may get new ones.
+    root : Path
+        The folder that holds the package.
 
     Returns
     -------
     str
-        16 hexadecimal digits.
-
-    Raises
-    ------
-    ValueError
-        If a pattern matches no file: a misspelt one would guard nothing.
+        16 hexadecimal digits. An edit of comments and docstrings does not change it.
     """
-    state = hashlib.sha256()
-    for pattern in patterns:
-        found = [p for p in root.glob(pattern) if p.is_file() and "__pycache__" not in p.parts]
-        if not found:
-            raise ValueError(f"patterns must match files below {root}, got {pattern!r}")
-        for path in sorted(found):
-            content = path.read_bytes()
-            state.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
-            state.update(content)
-    return state.hexdigest()[:16]
+    found = modules("\n".join(f"import {part}" for part in parts), root)
+    table = root / "ppo_demo" / "algorithms.py"
+    code = digest([path for path in found if path != table], root, meaning)
+    text = "\n".join([code, *map(repr, rows)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

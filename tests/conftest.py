@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("no clock")
 
 def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
     """Build a book as `nox -s book` does."""
-    strict = ["-W", "--keep-going", "-n", "-b", "html"]
+    strict = ["-W", "--keep-going", "-n", "-b", "html", "-d", str(target.parent / "doctrees")]
     command = [sys.executable, "-m", "sphinx", *strict, str(source), str(target)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

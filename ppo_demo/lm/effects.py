@@ -20,7 +20,7 @@ from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import RewardModel, supervised_start, train_reward_model
 from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
 from ppo_demo.losses import Algorithm
-from ppo_demo.provenance import TRAINING, digest
+from ppo_demo.provenance import study_digest
 from ppo_demo.surrogates import Unclipped
 
 STORED = Path(__file__).with_name("effects.json")
@@ -168,15 +168,16 @@ def study(seed: int, progress: Callable[[str], None] = print) -> dict[str, dict[
     return found | choose(seed, *begun)
 
 
-def sources() -> str:
-    """Return the digest of the code that a study depends on."""
-    return digest(Path(__file__).parent.parent, [*TRAINING, "lm/effects.py"])
+def sources(studies: list[dict[str, dict[str, float]]]) -> str:
+    """Return the digest of the code that studies depend on, and of the rows that they ran."""
+    rows = [row for row in ALGORITHMS.values() if f"rule: {row.name}" in studies[0]]
+    return study_digest(__name__, rows=[*rows, *RUNS])
 
 
 def save(studies: list[dict[str, dict[str, float]]]) -> None:
     """Keep a study in the package, with what made it."""
     record = {
-        "sources": sources(),
+        "sources": sources(studies),
         "versions": {"torch": torch.__version__},
         "studies": [
             {k: {n: round(v, 4) for n, v in found.items()} for k, found in s.items()}

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
+from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.lm.corpus import COMPLETION_LENGTH, all_prompts, decode
 from ppo_demo.lm.effects import LAST
 from ppo_demo.lm.effects import start as begin
@@ -33,7 +34,7 @@ from ppo_demo.lm.model import PolicyValueModel
 from ppo_demo.lm.pretrain import POLICY, SCORER, RewardModel, seeded
 from ppo_demo.lm.rollout import sample
 from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
-from ppo_demo.provenance import TRAINING, digest
+from ppo_demo.provenance import study_digest
 
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 CLIP_RANGES = (0.05, 0.1, 0.2, 0.4)
@@ -105,7 +106,8 @@ def grid(
 
 def sources() -> str:
     """Return the digest of the code that a run's numbers depend on."""
-    return digest(Path(__file__).parent.parent, TRAINING)
+    parts = (TrainConfig.__module__, RewardModel.__module__)
+    return study_digest(*parts, rows=[ALGORITHMS["ppo"]])
 
 
 @contextmanager
