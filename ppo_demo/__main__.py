@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ppo_demo._checks import at_least, whole
 from ppo_demo.figures import COLORS, new_figure, style
-from ppo_demo.lm import effects
+from ppo_demo.lm import effects, results
 from ppo_demo.lm import sweep as sweeping
 from ppo_demo.lm.corpus import COMPLETION_LENGTH, decode, prompts, rule_reward
 from ppo_demo.lm.model import PolicyValueModel
@@ -33,6 +33,7 @@ from ppo_demo.lm.pretrain import (
     train_reward_model,
 )
 from ppo_demo.lm.rollout import sample
+from ppo_demo.lm.start import pack_start, unpack_start
 from ppo_demo.lm.trainer import (
     TrainConfig,
     Trainer,
@@ -106,7 +107,7 @@ def start(seed: int, path: Path) -> tuple[PolicyValueModel, RewardModel]:
     """Return the supervised start and the reward model; from `path`, if they are there."""
     if path.exists():
         try:
-            return sweeping.unpack_start(path.read_bytes())
+            return unpack_start(path.read_bytes())
         except Exception as error:  # of many kinds, by what is broken
             print(f"{path} cannot be read ({type(error).__name__}): it is made again", flush=True)
     print("supervised start …", flush=True)
@@ -114,7 +115,7 @@ def start(seed: int, path: Path) -> tuple[PolicyValueModel, RewardModel]:
     print("reward model …", flush=True)
     model, report = train_reward_model(policy, seed)
     print(f"  ranks {report.accuracy:.0%} of unseen pairs as the gold reward does")
-    write_atomically(path, sweeping.pack_start(policy, model))
+    write_atomically(path, pack_start(policy, model))
     return policy, model
 
 
@@ -305,9 +306,9 @@ def _sweep(folder: Path, workers: int, scheduler: str | None, tries: int, save: 
         raise SystemExit(f"error: {error}") from None
     spent, seconds = time.perf_counter() - begun, sum(r["seconds"] for r in records)
     print(f"{len(records)} runs of {seconds / len(records):.1f} s each; {spent / 60:.1f} min now")
-    result = sweeping.STORED if save else folder / "sweep.json"
+    result = results.STORED if save else folder / "sweep.json"
     sweeping.save(records, result)
-    found = sweeping.load(result)
+    found = results.load(result)
     print("\nHighest learning rate that still learns")
     print(f"{'':>8}" + "".join(f"{f'β {weight:g}':>10}" for weight in found.kl_weights))
     for clip, row in zip(found.clip_ranges, found.highest_learning_rate(), strict=True):

@@ -16,7 +16,7 @@ from ppo_demo.figures import COLORS, INK, WIDTH, new_figure, style
 from ppo_demo.surrogates import Clip
 
 if TYPE_CHECKING:  # it needs PyTorch, which the other labs can do without
-    from ppo_demo.lm.sweep import Sweep
+    from ppo_demo.lm.results import Sweep
 
 CLIP_RANGES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 
@@ -109,7 +109,7 @@ def training_lab(sweep: "Sweep") -> Explorer:
     Parameters
     ----------
     sweep : Sweep
-        From `ppo_demo.lm.sweep.load`.
+        From `ppo_demo.lm.results.load`.
 
     Returns
     -------

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,14 @@ def modules(code: str, root: Path = ROOT) -> list[Path]:
                         found.add(path)
                         left.append(path.read_text(encoding="utf-8"))
     return sorted(found)
+
+
+def data(path: Path) -> list[Path]:
+    """Return the files beside a module that it names: its data, scripts and style sheets."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    names = {text for text in texts if isinstance(text, str) and re.fullmatch(r"[\w-]+\.\w+", text)}
+    return [path.parent / name for name in sorted(names) if (path.parent / name).is_file()]
 
 
 def digest(paths: Iterable[Path], root: Path, content: Callable[[Path], bytes]) -> str:

@@ -154,7 +154,8 @@ def test_only_what_changed_runs_again(book):
         ("ppo_demo/surrogates.py", ["bandit", "labs"]),
         ("ppo_demo/explorer.py", ["labs"]),
         ("ppo_demo/explorer.js", ["labs"]),
-        ("ppo_demo/lm/sweep.json", ["labs"]),
+        ("ppo_demo/figure.css", ["labs"]),
+        ("ppo_demo/lm/effects.json", []),
         ("ppo_demo/lm/pitfalls.py", []),
         ("constraints.txt", ["bandit", "labs", "plain"]),
     ):

@@ -11,11 +11,11 @@ from filelock import FileLock
 from test_sweep import CONFIGS, run_sweep
 
 from ppo_demo import __main__ as command_line
-from ppo_demo.lm import sweep as sweeping
 from ppo_demo.lm.bestofn import best_of_n, best_of_n_kl
 from ppo_demo.lm.corpus import prompts
 from ppo_demo.lm.pretrain import POLICY, SCORER, RewardModel, RewardReport, seeded
 from ppo_demo.lm.rollout import sample
+from ppo_demo.lm.start import pack_start, unpack_start
 from ppo_demo.lm.trainer import TrainConfig, Trainer, TrainingError, write_atomically
 
 
@@ -31,7 +31,7 @@ def start():
 def folder(tmp_path):
     """A folder for results with a start in it, so that none has to be trained."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "start-0.pt").write_bytes(sweeping.pack_start(*start()))
+    (tmp_path / "run" / "start-0.pt").write_bytes(pack_start(*start()))
     return tmp_path / "run"
 
 
@@ -223,9 +223,7 @@ def test_a_broken_start_is_named_and_made_again(folder, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "train_reward_model", lambda *_: (model, report))
     assert train(folder, "--steps", "1") is None
     assert f"{path} cannot be read" in capsys.readouterr().out
-    assert torch.equal(
-        sweeping.unpack_start(path.read_bytes())[0].token.weight, policy.token.weight
-    )
+    assert torch.equal(unpack_start(path.read_bytes())[0].token.weight, policy.token.weight)
 
 
 def test_fewer_steps_than_were_done(folder):

@@ -34,7 +34,7 @@ def test_comments_docstrings_layout_and_new_rows_change_nothing(root):
         ("lm/model.py", "# finite: 0 · ∞", "# it is finite: 0 · ∞"),
         ("_arrays.py", "MAX_LOG = 80.0", "MAX_LOG = (\n    80.0\n)"),
         ("algorithms.py", "_ROWS = (", "_ROWS = (\n    replace(ALGORITHMS['ppo'], name='new'),"),
-        ("lm/effects.py", "LAST = 5", "LAST = 6"),  # not of this run
+        ("lm/effects.py", "SIZES = (1, 2", "SIZES = (1, 3"),  # not of this run
         ("figures.py", "def style", "def styled"),
     ):
         edit(root, name, old, new)

@@ -45,8 +45,8 @@ from ppo_demo.lm.pretrain import (
     train_reward_model,
 )
 from ppo_demo.lm.rollout import sample
+from ppo_demo.lm.start import pack_start
 from ppo_demo.lm.step import next_token_log_probs
-from ppo_demo.lm.sweep import pack_start
 from ppo_demo.lm.trainer import TrainConfig, Trainer, train, write_atomically
 from ppo_demo.surrogates import Clip, DualClip
 

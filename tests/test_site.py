@@ -13,7 +13,7 @@ from conftest import Quiet
 from playwright.sync_api import expect
 
 from ppo_demo.labs import clipping_lab, policy_update_lab, training_lab
-from ppo_demo.lm.sweep import load
+from ppo_demo.lm.results import load
 
 PAGES = [
     "index.html",

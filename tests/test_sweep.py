@@ -18,15 +18,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ppo_demo import __main__ as command_line
-from ppo_demo.lm import effects
+from ppo_demo.lm import effects, results
 from ppo_demo.lm import sweep as sweeping
 from ppo_demo.lm.pretrain import POLICY, SCORER, RewardModel, seeded
+from ppo_demo.lm.start import pack_start, unpack_start
 
 CONFIGS = sweeping.grid((1e-3, 1e-2), (0.2,), (0.0, 0.05), (0, 1), steps=2, batch_size=16)
 
 
 def untrained(seed):
-    return sweeping.pack_start(seeded(POLICY, seed), RewardModel(seeded(SCORER, seed)))
+    return pack_start(seeded(POLICY, seed), RewardModel(seeded(SCORER, seed)))
 
 
 def numbers(records):
@@ -63,7 +64,7 @@ def test_a_run_keeps_its_history_and_some_reviews(expected):
     record = expected[0]
     assert record["config"] == CONFIGS[0].settings()
     assert {name: len(curve) for name, curve in record["curves"].items()} == dict.fromkeys(
-        sweeping.METRICS, 2
+        results.METRICS, 2
     )
     assert all(text.startswith("the ") for text in record["samples"])
     assert len(record["samples"]) == sweeping.SAMPLES
@@ -72,7 +73,7 @@ def test_a_run_keeps_its_history_and_some_reviews(expected):
 def test_start_survives_packing():
     policy, model = seeded(POLICY, 3), RewardModel(seeded(SCORER, 3), 0.5, 2.0)
     tokens = torch.arange(12).view(2, 6)
-    again, model_again = sweeping.unpack_start(sweeping.pack_start(policy, model))
+    again, model_again = unpack_start(pack_start(policy, model))
     assert torch.equal(policy(tokens)[0], again(tokens)[0])
     assert torch.equal(model(tokens), model_again(tokens))
 
@@ -287,7 +288,7 @@ def test_command_keeps_results_and_says_what_learns(tmp_path, monkeypatch, capsy
     out = capsys.readouterr().out
     assert "Highest learning rate that still learns" in out
     assert f"{len(CONFIGS)} runs of" in out
-    found = sweeping.load(tmp_path / "sweep.json")
+    found = results.load(tmp_path / "sweep.json")
     assert found.curves["kl"].shape == (2, 1, 2, 2, 2)
     assert found.facts["settings"]["batch_size"] == 16
 
@@ -307,9 +308,9 @@ def test_command_ends_with_a_message_when_it_is_stopped(tmp_path, monkeypatch):
 def small(gold):
     """A sweep of two learning rates, one ε, one β and two seeds, with these gold rewards."""
     gold = np.asarray(gold, dtype=float).reshape(2, 1, 1, 2, -1)
-    curves = {**dict.fromkeys(sweeping.METRICS, np.zeros_like(gold)), "gold": gold}
+    curves = {**dict.fromkeys(results.METRICS, np.zeros_like(gold)), "gold": gold}
     words = np.full((2, 1, 1, 1), "the boss")
-    return sweeping.Sweep((0.1, 0.2), (0.2,), (0.0,), (0, 1), curves, words, {})
+    return results.Sweep((0.1, 0.2), (0.2,), (0.0,), (0, 1), curves, words, {})
 
 
 def test_what_learns_by_hand():
@@ -325,7 +326,7 @@ def test_what_learns_by_hand():
 def test_save_and_load_agree(tmp_path, expected):
     records = [{**record, "seconds": 1.5} for record in expected]
     sweeping.save(records, tmp_path / "x.json")
-    found = sweeping.load(tmp_path / "x.json")
+    found = results.load(tmp_path / "x.json")
     assert found.learning_rates == (1e-3, 1e-2)
     assert found.facts["seconds"] == 1.5 * len(CONFIGS)
     for record in records:
@@ -336,19 +337,19 @@ def test_save_and_load_agree(tmp_path, expected):
             found.kl_weights.index(c["kl_weight"]),
             found.seeds.index(c["seed"]),
         )
-        for name in sweeping.METRICS:
+        for name in results.METRICS:
             assert found.curves[name][place].tolist() == record["curves"][name]
         if c["seed"] == 0:
             assert list(found.samples[place[:3]]) == record["samples"]
     sweeping.save(records[1:], tmp_path / "y.json")
     with pytest.raises(ValueError, match=r"runs of y.json must fill their grid of 8"):
-        sweeping.load(tmp_path / "y.json")
+        results.load(tmp_path / "y.json")
 
 
 @given(hnp.arrays(float, st.tuples(st.just(2), st.integers(1, 30)), elements=st.integers(0, 9)))
 def test_frontier_is_what_no_other_point_beats(points):
     cost, value = points
-    chosen = sweeping.frontier(cost, value)
+    chosen = results.frontier(cost, value)
     assert (np.diff(cost[chosen]) > 0).all()
     assert (np.diff(value[chosen]) > 0).all()
     for c, v in points.T:
@@ -360,23 +361,29 @@ def test_frontier_is_what_no_other_point_beats(points):
 # --- the file in the package ---
 
 
+def test_reading_results_imports_no_torch():
+    code = "import sys; from ppo_demo.lm.results import load; load(); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+
+
 @pytest.fixture(scope="module")
 def stored():
-    return sweeping.load()
+    return results.load()
 
 
 def test_stored_sweep_was_made_by_the_present_code(stored):
     assert stored.facts["sources"] == sweeping.sources(), "run `nox -s sweep`"
-    record = json.loads(sweeping.STORED.read_text(encoding="utf-8"))
+    record = json.loads(results.STORED.read_text(encoding="utf-8"))
     made = [
-        {**record["settings"], **{name: run[name] for name in sweeping.AXES}}
+        {**record["settings"], **{name: run[name] for name in results.AXES}}
         for run in record["runs"]
     ]
     assert made == [asdict(config) for config in sweeping.grid()], "run `nox -s sweep`"
 
 
 def test_stored_sweep_is_small():
-    assert sweeping.STORED.stat().st_size < 600_000
+    assert results.STORED.stat().st_size < 600_000
 
 
 @pytest.mark.slow
@@ -387,7 +394,7 @@ def test_three_points_by_date_can_be_repeated(tmp_path):
     rounds sums differently. Then the first batch is the same to a few hundredths, and the next
     ones at rates up to 0.003 stay near; after that a run is chaotic.
     """
-    record = json.loads(sweeping.STORED.read_text(encoding="utf-8"))
+    record = json.loads(results.STORED.read_text(encoding="utf-8"))
     configs = sweeping.grid()
     day = dt.datetime.now(dt.UTC).date().toordinal()
     chosen = np.random.default_rng(day).choice(len(configs), 3, replace=False)
@@ -397,7 +404,7 @@ def test_three_points_by_date_can_be_repeated(tmp_path):
         config, kept = configs[i], record["runs"][i]["curves"]
         same = found["start"] == record["starts"][str(config.seed)]
         print(f"{sweeping.label(config)}: {'to the bit' if same else 'another processor'}")
-        for name in sweeping.METRICS:
+        for name in results.METRICS:
             mine, its = np.asarray(found["curves"][name]), np.asarray(kept[name])
             if same:
                 np.testing.assert_array_equal(mine, its, err_msg=name)
@@ -464,7 +471,7 @@ def test_what_the_clip_range_does(stored):
 
 def test_early_signs(stored):
     first, tenth = (
-        {name: stored.early_sign(name, batch) for name in sweeping.METRICS} for batch in (1, 10)
+        {name: stored.early_sign(name, batch) for name in results.METRICS} for batch in (1, 10)
     )
     assert first["kl"] == 0.5
     assert 0.65 < first["clip_fraction"] < 0.75
@@ -478,7 +485,7 @@ def test_early_signs(stored):
 
 
 def test_early_sign_by_hand():
-    up, down = [1] * sweeping.LAST, [-1] * sweeping.LAST
+    up, down = [1] * results.LAST, [-1] * results.LAST
     found = small([[[0, 0, *up], [0, 9, *down]], [[0, 3, *down], [0, 0, *up]]])
     assert found.early_sign("gold", 1) == 0.5
     assert found.early_sign("gold", 2) == 1

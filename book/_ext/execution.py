@@ -28,7 +28,7 @@ from sphinx.errors import ConfigError
 from sphinx.util import logging
 from traitlets import default
 
-from ppo_demo.provenance import digest, modules
+from ppo_demo.provenance import data, digest, modules
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,7 @@ def page_cache(app: Sphinx, name: str, text: str) -> str | None:
         found = modules("\n".join(cells), root)
     except SyntaxError:  # a magic, or a cell that is to fail: anything may matter
         found = sorted(root.glob("ppo_demo/**/*.py"))
-    # A module's data, scripts and style sheets stand beside it under its name.
-    files = {beside for path in found for beside in path.parent.glob(f"{path.stem}.*")}
+    files = {*found, *(beside for path in found for beside in data(path))}
     files |= {root / name for name in app.config.execution_depends}
     return f"{name.replace('/', '-')}-{digest(files, root, Path.read_bytes)}"
 

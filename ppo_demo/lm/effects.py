@@ -17,7 +17,9 @@ from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.lm.bestofn import best_of_n, best_of_n_kl
 from ppo_demo.lm.corpus import all_prompts, gold_reward, prompts, rule_reward
 from ppo_demo.lm.model import PolicyValueModel
-from ppo_demo.lm.pretrain import RewardModel, supervised_start, train_reward_model
+from ppo_demo.lm.pretrain import RewardModel
+from ppo_demo.lm.results import LAST
+from ppo_demo.lm.start import start
 from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
 from ppo_demo.losses import Algorithm
 from ppo_demo.provenance import study_digest
@@ -30,8 +32,6 @@ PLAIN = replace(ALGORITHMS["ppo"], name="plain", ratio="none", clip=Unclipped())
 """The policy gradient without a ratio, over the same epochs as PPO."""
 UNCLIPPED = replace(ALGORITHMS["ppo"], name="unclipped", clip=Unclipped())
 """PPO's importance weighting without its clip."""
-LAST = 5
-"""Results are means over this many last batches."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,6 @@ def by_rule(key: str) -> Run:
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Of best-of-n."""
-
-
-def start(seed: int) -> tuple[PolicyValueModel, RewardModel]:
-    """Return supervised start and reward model of a seed."""
-    policy = supervised_start(seed)
-    return policy, train_reward_model(policy, seed)[0]
 
 
 def measure(

@@ -6,33 +6,28 @@ goes on with those that are missing.
 """
 
 import hashlib
-import io
 import json
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import joblib
 import numpy as np
-import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
 from ppo_demo.algorithms import ALGORITHMS
 from ppo_demo.lm.corpus import COMPLETION_LENGTH, all_prompts, decode
-from ppo_demo.lm.effects import LAST
-from ppo_demo.lm.effects import start as begin
-from ppo_demo.lm.model import PolicyValueModel
-from ppo_demo.lm.pretrain import POLICY, SCORER, RewardModel, seeded
+from ppo_demo.lm.results import AXES, METRICS, STORED
 from ppo_demo.lm.rollout import sample
+from ppo_demo.lm.start import make_start, one_thread, unpack_start
 from ppo_demo.lm.trainer import TrainConfig, train, write_atomically
 from ppo_demo.provenance import study_digest
 
@@ -40,19 +35,8 @@ LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 CLIP_RANGES = (0.05, 0.1, 0.2, 0.4)
 KL_WEIGHTS = (0.0, 0.01, 0.05, 0.2, 1.0)
 SEEDS = (0, 1)
-METRICS: Mapping[str, int] = MappingProxyType(
-    {"reward": 2, "gold": 2, "kl": 2, "clip_fraction": 3, "entropy": 3}
-)
-"""What is kept of a run's history, for every batch, and to how many decimals."""
 SAMPLES = 3
 """Reviews that a trained policy writes."""
-STORED = Path(__file__).with_name("sweep.json")
-"""The sweep that the book's lab shows."""
-
-AXES = ("learning_rate", "clip_range", "kl_weight", "seed")
-"""The settings that differ between runs of a sweep."""
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 Parallel: TypeAlias = Callable[..., Any]
 Record: TypeAlias = dict[str, Any]
 """A finished run: ``config``, a digest of its ``start``, ``seconds``, ``curves``, ``samples``."""
@@ -106,46 +90,8 @@ def grid(
 
 def sources() -> str:
     """Return the digest of the code that a run's numbers depend on."""
-    parts = (TrainConfig.__module__, RewardModel.__module__)
+    parts = (TrainConfig.__module__, make_start.__module__)
     return study_digest(*parts, rows=[ALGORITHMS["ppo"]])
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: sums are then added up in one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-# --- where a run starts: bytes, which any backend can send ---
-
-
-def pack_start(policy: PolicyValueModel, reward_model: RewardModel) -> bytes:
-    """Return a supervised start and its reward model as bytes; see `unpack_start`."""
-    buffer = io.BytesIO()
-    weights = {"policy": policy.state_dict(), "scorer": reward_model.scorer.state_dict()}
-    scale = {"mean": reward_model.mean, "deviation": reward_model.deviation}
-    torch.save({**weights, **scale}, buffer)
-    return buffer.getvalue()
-
-
-def unpack_start(packed: bytes) -> tuple[PolicyValueModel, RewardModel]:
-    """Return what `pack_start` was given."""
-    kept = torch.load(io.BytesIO(packed), weights_only=True)
-    policy, scorer = seeded(POLICY, 0), seeded(SCORER, 0)
-    policy.load_state_dict(kept["policy"])
-    scorer.load_state_dict(kept["scorer"])
-    return policy, RewardModel(scorer, kept["mean"], kept["deviation"])
-
-
-def make_start(seed: int) -> bytes:
-    """Train the supervised start and the reward model of a seed, with one thread."""
-    with one_thread():
-        return pack_start(*begin(seed))
 
 
 # --- one run ---
@@ -397,102 +343,6 @@ def _backend(workers: int, scheduler: str | None, backend: str | None) -> Iterat
 # --- what the package keeps, and what it says ---
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A finished sweep, as arrays over the grid.
-
-    Attributes
-    ----------
-    learning_rates, clip_ranges, kl_weights : tuple of float
-        The grid's axes.
-    seeds : tuple of int
-        Of each point.
-    curves : mapping of str to array, shape (learning rates, ε, β, seeds, batches)
-        Of each of `METRICS`.
-    samples : array of str, shape (learning rates, ε, β, reviews)
-        What the policy of the first seed writes after training.
-    facts : mapping
-        Where it comes from: ``sources``, ``versions``, ``settings``, a digest of each seed's start
-        in ``starts``, and ``seconds``, summed over the runs.
-    """
-
-    learning_rates: tuple[float, ...]
-    clip_ranges: tuple[float, ...]
-    kl_weights: tuple[float, ...]
-    seeds: tuple[int, ...]
-    curves: Mapping[str, Floats]
-    samples: npt.NDArray[np.str_]
-    facts: Mapping[str, Any]
-
-    def ends(self, metric: str) -> Floats:
-        """Means over the last batches; shape (learning rates, ε, β, seeds)."""
-        return np.asarray(self.curves[metric][..., -LAST:].mean(-1))
-
-    @property
-    def gains(self) -> Floats:
-        """Gold reward at the end less that of the first batch; shape as `ends`."""
-        return np.asarray(self.ends("gold") - self.curves["gold"][..., 0])
-
-    def frontier(self, metric: str) -> tuple[Floats, Floats]:
-        """KL and metric, at the end, of the runs that no other run beats; by ascending KL."""
-        kl, value = self.ends("kl").ravel(), self.ends(metric).ravel()
-        best = frontier(kl, value)
-        return kl[best], value[best]
-
-    def early_sign(self, metric: str, batch: int) -> float:
-        """How often a run that ends below its beginning has the higher metric early on.
-
-        Parameters
-        ----------
-        metric : str
-            One of `METRICS`.
-        batch : int
-            How many batches have been taken.
-
-        Returns
-        -------
-        float
-            Over all pairs of such a run and another, ties counted half: from 0 to 1, one half
-            for no sign at all (the area under the ROC curve).
-        """
-        values, fell = self.curves[metric][..., batch - 1], self.gains < 0
-        failing, others = values[fell][:, None], values[~fell]
-        return float((failing > others).mean() + (failing == others).mean() / 2)
-
-    def learned(self, gain: float = 0.5) -> npt.NDArray[np.bool_]:
-        """Whether gold rises by `gain`; shape as `ends`."""
-        return np.asarray(self.gains >= gain)
-
-    def learns(self, gain: float = 0.5) -> npt.NDArray[np.bool_]:
-        """Whether gold rises by `gain` on every seed; shape (learning rates, ε, β)."""
-        return np.asarray(self.learned(gain).all(-1))
-
-    def highest_learning_rate(self, gain: float = 0.5) -> Floats:
-        """Highest learning rate that learns, NaN where none does; shape (ε, β)."""
-        rates = np.asarray(self.learning_rates)[:, None, None]
-        highest = np.where(self.learns(gain), rates, -np.inf).max(0)
-        return np.where(np.isfinite(highest), highest, np.nan)
-
-
-def frontier(cost: Floats, value: Floats) -> npt.NDArray[np.intp]:
-    """Return which points no other beats: none has a higher value at the same or a lower cost.
-
-    Parameters
-    ----------
-    cost, value : array, shape (points,)
-        For example the KL divergence and the reward of runs.
-
-    Returns
-    -------
-    array of int
-        Their places, by ascending cost.
-    """
-    order = np.lexsort((-value, cost))
-    best = np.maximum.accumulate(value[order])
-    new = np.diff(best, prepend=-np.inf) > 0
-    return order[new]
-
-
 def save(records: Sequence[Record], path: Path = STORED) -> None:
     """Keep a sweep in the package, with what made it; a line a run."""
     common = {k: v for k, v in records[0]["config"].items() if k not in AXES}
@@ -510,36 +360,3 @@ def save(records: Sequence[Record], path: Path = STORED) -> None:
     head = json.dumps(facts, indent=1).removesuffix("\n}")
     text = f'{head},\n "runs": [\n' + ",\n".join(lines) + "\n ]\n}\n"
     write_atomically(path, text.encode())
-
-
-def load(path: Path = STORED) -> Sweep:
-    """Return the sweep that the package holds.
-
-    Raises
-    ------
-    ValueError
-        If the file's runs do not fill a grid.
-    """
-    record = json.loads(path.read_text(encoding="utf-8"))
-    runs = {tuple(run[name] for name in AXES): run for run in record["runs"]}
-    axes = [tuple(sorted({key[i] for key in runs})) for i in range(len(AXES))]
-    points = list(product(*axes))
-    if set(points) != set(runs):
-        raise ValueError(f"runs of {path.name} must fill their grid of {len(points)}")
-    shape = tuple(map(len, axes))
-    seconds = sum(run["seconds"] for run in record["runs"])
-    every = [runs[point] for point in points]
-    first = np.asarray([run["samples"] for run in every])
-    learning_rates, clip_ranges, kl_weights, seeds = axes
-    return Sweep(
-        learning_rates,
-        clip_ranges,
-        kl_weights,
-        seeds,
-        curves={
-            name: np.asarray([run["curves"][name] for run in every]).reshape(*shape, -1)
-            for name in METRICS
-        },
-        samples=first.reshape(*shape, -1)[..., 0, :],
-        facts={**{k: v for k, v in record.items() if k != "runs"}, "seconds": seconds},
-    )

@@ -4,13 +4,14 @@ import statistics
 import time
 
 from ppo_demo.lm import sweep as sweeping
+from ppo_demo.lm.start import make_start
 
 RUNS, BATCHES, ROUNDS = 8, 10, 2
 
 
 def test_scaling_of_a_sweep(tmp_path):
     configs = sweeping.grid((1e-3,), (0.2,), (0.05,), range(RUNS), steps=BATCHES)
-    start = sweeping.make_start(0)
+    start = make_start(0)
 
     def seconds(workers, folder, configs=configs):
         begun = time.perf_counter()
