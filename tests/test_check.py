@@ -1,0 +1,207 @@
+"""A checker that finds each known fault, and finds none where there is none."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ppo_demo import check
+from ppo_demo.algorithms import ALGORITHMS
+
+CHECKED = [key for key, row in ALGORITHMS.items() if row.ratio != "product"]
+# Each kind of loss once in the everyday subset.
+EVERYDAY = ("reinforce", "ppo", "grpo", "gspo", "cispo", "sapo")
+
+
+def by_hand(row, log_probs, old, advantages, mask):
+    """A policy loss written out token by token, of plain numbers or tensors of one element."""
+    exp, low, high = math.exp, min, max
+    if isinstance(log_probs, torch.Tensor):
+        exp, low, high = torch.exp, torch.minimum, torch.maximum
+    totals, counts, every = [], [], 0
+    for b in range(log_probs.shape[0]):
+        real = [t for t in range(log_probs.shape[1]) if mask[b, t]]
+        gaps = {t: log_probs[b, t] - old[b, t] for t in real}
+        whole = sum(gaps.values()) / len(real)
+        total = 0
+        for t in real:
+            a = advantages[b, t]
+            r = exp(whole if row.ratio == "sequence" else gaps[t])
+            name = type(row.clip).__name__
+            if row.ratio == "none":
+                found = a * log_probs[b, t]
+            elif name == "Clip":
+                one = r / r
+                top, bottom = one * (1 + row.clip.high), one * (1 - row.clip.clip_range)
+                if isinstance(r, torch.Tensor):
+                    top, bottom = top.detach(), bottom.detach()
+                found = low(r * a, high(low(r, top), bottom) * a)
+            elif name == "CappedWeight":
+                weight = min(float(r.detach() if isinstance(r, torch.Tensor) else r), row.clip.cap)
+                found = weight * a * log_probs[b, t]
+            elif name == "SoftGate":
+                tau = row.clip.temperature_positive if a > 0 else row.clip.temperature_negative
+                found = 4 / tau / (1 + exp(-tau * (r - 1))) * a
+            total = total + found
+        totals.append(total)
+        counts.append(len(real))
+        every += len(real)
+    size = len(totals)
+    return {
+        "token": lambda: -sum(totals) / every,
+        "sequence": lambda: -sum(t / n for t, n in zip(totals, counts, strict=True)) / size,
+        "fixed": lambda: -sum(totals) / size / check.LENGTH,
+        "sum": lambda: -sum(totals) / size,
+    }[row.aggregation]()
+
+
+@pytest.mark.parametrize("factor", [1, 0.25])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    "key",
+    [key if key in EVERYDAY else pytest.param(key, marks=pytest.mark.slow) for key in CHECKED],
+)
+def test_no_false_alarm(key, library, factor):
+    row = ALGORITHMS[key]
+    if library == "numpy" and type(row.clip).__name__ == "CappedWeight":
+        pytest.skip("its weight is a constant for the gradient, which differences cannot see")
+    report = check.policy_loss(lambda *x: factor * by_hand(row, *x), key, library=library)
+    assert report, report
+    assert not report.causes
+    assert (f"{factor} times ours" in repr(report)) == (factor != 1)
+
+
+def test_parts_put_together_are_the_loss():
+    for key in CHECKED:
+        assert check.policy_loss(check.parts(ALGORITHMS[key]), key, constants=True), key
+
+
+SINGLE = [
+    pytest.param(
+        key,
+        fault,
+        id=f"{key}: {fault.name}",
+        marks=[] if key == "ppo" else pytest.mark.slow,
+    )
+    for key in CHECKED
+    for fault in check.FAULTS
+    if fault.change(ALGORITHMS[key])
+]
+
+
+@pytest.mark.parametrize(("key", "fault"), SINGLE)
+def test_each_fault_alone_is_named(key, fault):
+    row = ALGORITHMS[key]
+    wrong = check.replace(check.parts(row), **fault.change(row))
+    report = check.policy_loss(wrong, key, constants=True)
+    if fault.convention:
+        assert report
+        assert f"convention: {fault.name}" in report.notes
+        return
+    assert not report
+    assert fault.name in report.causes
+    assert len(report.causes) == 1, report.causes  # no two faults are taken for one another
+    assert fault.effect in repr(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["ppo", "grpo", "gspo", "sapo"])
+def test_pairs_are_named(key):
+    row = ALGORITHMS[key].__class__(**{**vars(ALGORITHMS[key]), "kl": "none", "kl_estimator": None})
+    pairs = [(n, c) for n, c in check._changes(row) if len(n) == 2]
+    pairs = [(n, c) for n, c in pairs if not any(f.convention for f in n)]
+    named = 0
+    for names, wrong in pairs:
+        report = check.policy_loss(wrong, row, constants=True)
+        # One that hides the other, such as a ratio of 1 where nothing is clipped, is named alone.
+        both = {f.name for f in names}
+        named += any(set(cause.split("; and ")) <= both for cause in report.causes)
+    print(f"{key}: {named} of {len(pairs)} pairs are named")
+    assert len(pairs) > 20
+    assert named >= 0.9 * len(pairs)
+
+
+def my_loss(log_probs, old_log_probs, advantages, _):
+    ratio = (log_probs - old_log_probs).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+
+
+def test_the_loss_that_forgets_its_mask():
+    report = check.policy_loss(my_loss)
+    assert not report
+    assert report.causes == ("the mean runs over padding too",)
+    assert set(report.failed) == {"completions of several lengths", "garbage on padding"}
+    with pytest.raises(AssertionError, match="what fits: the mean runs over padding too"):
+        assert check.policy_loss(my_loss)
+
+
+def test_constants_are_asked_for_on_demand():
+    def undetached(logs, old, advantages, mask):
+        ratio = torch.where(mask, logs - old, 0).exp()
+        a = torch.where(mask, advantages, 0)
+        return -torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)[mask].mean()
+
+    assert check.policy_loss(undetached)
+    report = check.policy_loss(undetached, constants=True)
+    (cause,) = report.causes
+    assert cause == (
+        "the old log-probabilities are not constants; and the advantages are not constants"
+    )
+
+
+def test_a_fault_that_nobody_knows_is_shown_token_by_token():
+    report = check.policy_loss(lambda lp, _, a, m: -(lp * a**3)[m].sum())
+    assert not report.causes
+    text = repr(report)
+    assert "no known fault fits. The smallest batch that shows it, 'one token'" in text
+    assert "log ratio  advantage  your gradient  ours" in text
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda *_: None, "it returned None: is there a `return`?"),
+        (lambda lp, *_: lp, "it returned shape (3, 4) where one number is wanted"),
+        (lambda *_: torch.tensor(1), "it returned an integer, 1"),
+        (lambda *_: 1.0, "it returned float, which has no gradient"),
+        (lambda lp, *_: lp[:, 99].sum(), "it raised IndexError: index 99 is out of bounds"),
+    ],
+)
+def test_what_is_no_loss_is_told_so(loss, message):
+    report = check.policy_loss(loss)
+    assert not report
+    assert message in repr(report)
+    assert "on 'first update'" in repr(report)
+    assert "log_probs of shape (3, 4)" in repr(report)
+
+
+def test_nan_on_real_tokens_is_seen():
+    report = check.policy_loss(lambda lp, *_: lp.sum() * math.nan)
+    assert set(report.failed) >= {"first update", "one token"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: check.policy_loss(3), TypeError, "loss must be a function, got 3"),
+        (lambda: check.policy_loss(my_loss, "trpo"), ValueError, "algorithm must be one of"),
+        (lambda: check.policy_loss(my_loss, "vespo"), ValueError, "algorithm must be one with"),
+        (lambda: check.policy_loss(my_loss, library="jax"), ValueError, "library must be one of"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_numpy_losses_are_checked_by_differences():
+    def loss(logs, old, advantages, mask):
+        ratio = np.exp(logs - old)
+        return -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)[mask].mean()
+
+    assert check.policy_loss(loss, library="numpy")
+    report = check.policy_loss(lambda *x: -loss(*x), library="numpy")
+    assert report.causes == (
+        "the sign is that of an objective: it is maximised when it is minimised",
+    )
