@@ -22,6 +22,7 @@ extensions = [
     "sphinxcontrib.bibtex",
     "execution",
     "icons",
+    "listing",
     "mathml",
     "quiz",
 ]

@@ -71,6 +71,12 @@ def finite(**arguments: Any) -> None:
         require(name, value, abs(value) < float("inf"), "finite")
 
 
+def weights(**arguments: Any) -> None:
+    """Require finite numbers, or arrays of them, of 0 or more."""
+    at_least(0, **arguments)
+    finite(**arguments)
+
+
 def whole(**arguments: Any) -> None:
     """Require integers."""
     for name, value in arguments.items():

@@ -18,7 +18,7 @@ from ppo_demo._arrays import (
     require_shape,
     stop_gradient,
 )
-from ppo_demo._checks import at_least, finite, fraction, one_of, positive, require
+from ppo_demo._checks import at_least, finite, fraction, one_of, positive, require, weights
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 
@@ -252,8 +252,7 @@ def linear_kl_weight(first: float, last: float, progress: float) -> float:
     ValueError
         If a weight is negative or `progress` is not from 0 to 1.
     """
-    at_least(0, first=first, last=last)
-    finite(first=first, last=last)
+    weights(first=first, last=last)
     fraction(progress=progress)
     return first + (last - first) * progress
 

@@ -23,7 +23,7 @@ from ppo_demo._arrays import (
     stop_gradient,
     widen,
 )
-from ppo_demo._checks import at_least, finite, require
+from ppo_demo._checks import require, weights
 from ppo_demo.advantages import group_relative, leave_one_out
 from ppo_demo.aggregation import Aggregation, aggregate, masked_mean
 from ppo_demo.divergences import Estimator, kl_estimate
@@ -233,9 +233,7 @@ def losses(
     TypeError
         If an array holds integers where real numbers belong.
     """
-    weights = {"kl_weight": kl_weight, "value_weight": value_weight}
-    at_least(0, **weights, entropy_weight=entropy_weight)
-    finite(**weights, entropy_weight=entropy_weight)
+    weights(kl_weight=kl_weight, value_weight=value_weight, entropy_weight=entropy_weight)
     batch, log_probs = _without_padding(batch, log_probs)
     mask, old_log_probs = batch.mask, batch.old_log_probs
     mean = partial(aggregate, mask=mask, how=algorithm.aggregation, length=length)

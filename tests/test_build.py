@@ -1,6 +1,7 @@
 """What must fail a build does, and says where; what must run again does, and nothing else."""
 
 import filecmp
+import html
 import re
 import shutil
 import textwrap
@@ -78,6 +79,11 @@ BROKEN = {
         r"equation does not convert: .*Unknown command",
     ),
     "equation reference": ("# Page\n\nSee {eq}`eq-none`.\n", "page.md:3", "eq-none"),
+    "listing": (
+        "# Page\n\n```{listing} ppo_demo.losses.nothing\n```\n",
+        "page.md:3",
+        "listing must be a function or class of the package",
+    ),
     "page reference": ("# Page\n\nSee {doc}`nowhere`.\n", "page.md:3", "nowhere"),
     "link": ("# Page\n\nSee [this](nowhere.md).\n", "page.md:3", "nowhere"),
     "citation": ("# Page\n\nSee {cite}`nobody2000`.\n", "page.md:3", "nobody2000"),
@@ -197,6 +203,15 @@ def test_log_has_no_warnings_of_kernels(book):
     page(book, FRONT + "# one\n\n```{code-cell} python3\nprint('one')\n```\n", "one")
     result = build(book, book / "_build/html")
     assert "WARN" not in result.stdout + result.stderr
+
+
+def test_listing_is_the_source_with_the_first_paragraph_of_its_docstring(book):
+    page(book, "# Page\n\n```{listing} ppo_demo.lm.step.descend\n```\n")
+    target = book / "_build/html"
+    assert build(book, target).returncode == 0
+    text = re.sub("<[^>]*>", "", (target / "page.html").read_text())
+    assert '"""Take one gradient step."""\n    optimizer.zero_grad()' in html.unescape(text)
+    assert "A longer gradient is scaled" not in text
 
 
 def test_pages_say_which_runs_and_how_long_it_took(book):
