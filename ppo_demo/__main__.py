@@ -1,25 +1,29 @@
-"""`python -m ppo_demo train …`: train a small language model with any algorithm of the table."""
+"""`python -m ppo_demo …`: train a small language model, repeat the studies, check a loss."""
 
 import io
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from json import dumps as to_json
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from ppo_demo._checks import at_least, whole
+from ppo_demo._checks import at_least, require, whole
+from ppo_demo.check import policy_loss
 from ppo_demo.figures import COLORS, new_figure, style
 from ppo_demo.lm import effects, results
 from ppo_demo.lm import sweep as sweeping
@@ -239,6 +243,7 @@ def main(arguments: list[str] | None = None) -> None:
         "train": train_command,
         "effects": effects_command,
         "sweep": sweep_command,
+        "check": check_command,
     }
     try:
         with COMMAND_LINE:
@@ -347,6 +352,43 @@ def effects_command(seeds: int = 5, workers: int = 2, save: bool = False) -> Non
     print(f"\nSeeds of {seeds} on which it holds")
     for claim, count in effects.claims(studies).items():
         print(f"  {count}  {claim}")
+
+
+def check_command(
+    loss: Annotated[str, tyro.conf.Positional],
+    algorithm: str = "ppo",
+    library: Literal["torch", "numpy"] = "torch",
+    constants: bool = False,
+    json: bool = False,
+) -> None:
+    """Hold a policy loss against the book's; exit status 0 if they agree, 1 if not.
+
+    Parameters
+    ----------
+    loss : str
+        MODULE:FUNCTION, called with log_probs, old_log_probs, advantages and mask; modules are
+        looked for in the present folder first.
+    algorithm : str
+        Row of the table to hold it against.
+    library : {"torch", "numpy"}
+        What arrays it takes.
+    constants : bool
+        Also ask that no gradient flows through old log-probabilities and advantages.
+    json : bool
+        Print the report as JSON.
+    """
+    module, _, name = loss.partition(":")
+    require("loss", loss, module and name, "MODULE:FUNCTION")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--loss must be MODULE:FUNCTION, got {loss!r} ({error})") from error
+    finally:
+        sys.path.pop(0)
+    report = policy_loss(function, algorithm, library=library, constants=constants)
+    print(to_json({"holds": bool(report), **vars(report)}, indent=1) if json else report)
+    raise SystemExit(0 if report else 1)
 
 
 if __name__ == "__main__":
