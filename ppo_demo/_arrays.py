@@ -239,9 +239,9 @@ def log_ratio(log_probs: Any, other: Any) -> Any:
 
 
 def times(factor: Any, values: Any) -> Any:
-    """Product that is 0 where the factor is 0, also times an infinity, in value and gradient."""
+    """Product in which 0 times an infinity is 0, in value and gradient; NaN stays NaN."""
     xp = namespace(factor, values)
-    return factor * xp.where(factor == 0, 0, values)
+    return factor * xp.where((factor == 0) & (abs(values) == float("inf")), 0, values)
 
 
 def alike(values: Any, mask: Array, axis: int | None = None) -> Any:

@@ -546,7 +546,7 @@ def policy_loss(
     require("algorithm", row.name, row.ratio != "product", "one with a ratio of tokens or none")
     title = f"policy loss against {row.name}'s, in {library}"
     tried = [e for e in _examples(row, library) if constants or not e.live]
-    tolerance = 1e-9 if library == "torch" else 1e-5
+    tolerance = 1e-6 if library == "torch" else 1e-5  # a loss may compute in float32
 
     found: dict[str, Outcome] = {}
     for example in tried:

@@ -74,22 +74,18 @@ def digest(paths: Iterable[Path], root: Path, content: Callable[[Path], bytes]) 
     return state.hexdigest()[:16]
 
 
+class _Silent(ast.NodeTransformer):
+    """Removes texts that stand alone, docstrings above all: they do nothing."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        """Return None for a text, which removes it."""
+        value = node.value
+        return None if isinstance(value, ast.Constant) and isinstance(value.value, str) else node
+
+
 def meaning(path: Path) -> bytes:
     """Return a module's syntax tree as text: without comments, docstrings and layout."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):  # a text that stands alone says something and does nothing
-            node.body = [n for n in body if not _is_text(n)]  # type: ignore[attr-defined]
-    return ast.dump(tree).encode()
-
-
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    return ast.dump(_Silent().visit(ast.parse(path.read_text(encoding="utf-8")))).encode()
 
 
 def study_digest(*parts: str, rows: Iterable[object], root: Path = ROOT) -> str:

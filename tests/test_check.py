@@ -124,6 +124,15 @@ def test_pairs_are_named(key):
     assert named >= 0.9 * len(pairs)
 
 
+def test_a_right_loss_in_float32_is_right():
+    def loss(logs, old, advantages, mask):
+        ratio = torch.where(mask, logs.float() - old.float(), 0).exp()
+        a = torch.where(mask, advantages.float(), 0)
+        return -torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)[mask].mean()
+
+    assert check.policy_loss(loss)
+
+
 def my_loss(log_probs, old_log_probs, advantages, _):
     ratio = (log_probs - old_log_probs).exp()
     return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()

@@ -417,6 +417,15 @@ def test_what_cannot_happen_adds_nothing():
     assert probability_ratio(never, np.array([-1.0, -1.0]))[0] < 1e-30
 
 
+def test_an_advantage_of_zero_hides_no_nan():
+    """0 · ∞ is 0 there, for what cannot happen; 0 · NaN is NaN."""
+    zero, none, never = np.zeros(1), np.array([math.nan]), np.array([-INF])
+    for rule in (Unclipped(), CappedWeight(5.0), GammaWeight((2.0, 3.0), (3.0, 2.0))):
+        ratio = None if isinstance(rule, Unclipped) else np.ones(1)
+        assert np.isnan(rule(ratio, zero, none)).all()
+        assert (rule(ratio, zero, never) == 0).all()
+
+
 def test_old_policy_is_a_constant_even_if_it_is_the_same_tensor():
     logs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     loss = policy(ALGORITHMS["ppo"], logs, logs, torch.ones(1, 2), torch.ones(1, 2))

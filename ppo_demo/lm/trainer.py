@@ -150,9 +150,10 @@ class TrainConfig:
         for name in ("clip_range", "clip_range_high"):
             value = getattr(self, name)
             if value is not None:
-                clips = isinstance(row.clip, Clip)
+                clip: Any = row.clip
+                clips = isinstance(clip, Clip)
                 require(name, value, clips, f"left out for {row.name}, which has none")
-                row = replace(row, clip=replace(row.clip, **{name: value}))  # type: ignore[type-var]
+                row = replace(row, clip=replace(clip, **{name: value}))
         return row
 
     def settings(self) -> dict[str, Any]:
