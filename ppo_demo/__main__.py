@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from json import dumps as to_json
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,8 +23,8 @@ import tyro
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+from ppo_demo import check
 from ppo_demo._checks import at_least, require, whole
-from ppo_demo.check import policy_loss
 from ppo_demo.figures import COLORS, new_figure, style
 from ppo_demo.lm import effects, results
 from ppo_demo.lm import sweep as sweeping
@@ -354,39 +355,80 @@ def effects_command(seeds: int = 5, workers: int = 2, save: bool = False) -> Non
         print(f"  {count}  {claim}")
 
 
+@dataclass(frozen=True)
+class CheckOptions:
+    """What a function is checked for; each kind of check has some of these.
+
+    Attributes
+    ----------
+    algorithm : str
+        Row of the table to hold it against.
+    clip_range : float
+        Of a value loss.
+    estimator, use : str
+        Of a KL: k1, k2, k3 or exact; as a value or as a loss.
+    gamma, lam : float
+        Of advantages over time.
+    temperature : float
+        Of log-probabilities of tokens.
+    library : {"torch", "numpy", "jax"}
+        What arrays it takes.
+    constants : bool
+        Also ask that no gradient flows through what is constant.
+    half : bool
+        Also try half precision.
+    """
+
+    algorithm: str | None = None
+    clip_range: float | None = None
+    estimator: Literal["k1", "k2", "k3", "exact"] | None = None
+    use: Literal["value", "loss"] | None = None
+    gamma: float | None = None
+    lam: float | None = None
+    temperature: float | None = None
+    library: Literal["torch", "numpy", "jax"] | None = None
+    constants: bool = False
+    half: bool = False
+
+
 def check_command(
-    loss: Annotated[str, tyro.conf.Positional],
-    algorithm: str = "ppo",
-    library: Literal["torch", "numpy"] = "torch",
-    constants: bool = False,
+    function: Annotated[str, tyro.conf.Positional],
+    options: Annotated[CheckOptions, tyro.conf.arg(name="")],
+    kind: Literal[
+        "policy_loss", "value_loss", "kl", "advantages", "token_log_probs", "step"
+    ] = "policy_loss",
     json: bool = False,
 ) -> None:
-    """Hold a policy loss against the book's; exit status 0 if they agree, 1 if not.
+    """Hold a function against the book's; exit status 0 if they agree, 1 if not.
 
     Parameters
     ----------
-    loss : str
-        MODULE:FUNCTION, called with log_probs, old_log_probs, advantages and mask; modules are
-        looked for in the present folder first.
-    algorithm : str
-        Row of the table to hold it against.
-    library : {"torch", "numpy"}
-        What arrays it takes.
-    constants : bool
-        Also ask that no gradient flows through old log-probabilities and advantages.
+    function : str
+        MODULE:FUNCTION; modules are looked for in the present folder first.
+    options : CheckOptions
+        What it is checked for.
+    kind : str
+        What it is: a function of `ppo_demo.check`, whose docstring says how it is called.
     json : bool
         Print the report as JSON.
     """
-    module, _, name = loss.partition(":")
-    require("loss", loss, module and name, "MODULE:FUNCTION")
+    given = {k: v for k, v in vars(options).items() if v is not None and v is not False}
+    module, _, name = function.partition(":")
+    require("function", function, module and name, "MODULE:FUNCTION")
+    checks = getattr(check, kind)
+    for option in given:
+        known = option in signature(checks).parameters
+        require(option, given[option], known, f"left out for --kind {kind}")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        function = getattr(import_module(module), name)
+        found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"--loss must be MODULE:FUNCTION, got {loss!r} ({error})") from error
+        raise ValueError(
+            f"--function must be MODULE:FUNCTION, got {function!r} ({error})"
+        ) from error
     finally:
         sys.path.pop(0)
-    report = policy_loss(function, algorithm, library=library, constants=constants)
+    report = checks(found, **given)
     print(to_json({"holds": bool(report), **vars(report)}, indent=1) if json else report)
     raise SystemExit(0 if report else 1)
 

@@ -136,7 +136,7 @@ def ppo_step(
     sampled : Rollout
         What was sampled; it may be used for a few steps.
     algorithm : Algorithm
-        With an exact KL term in the loss.
+        With an exact KL term in the loss. A fixed length is COMPLETION_LENGTH.
     kl_weight : float
         β.
 
@@ -150,7 +150,8 @@ def ppo_step(
     logits, values = logits[:, :-1], values[:, :-1]  # nothing follows the last token
     log_probs = next_token_log_probs(logits, batch.tokens)
     kl = categorical_kl(logits, batch.ref_logits, batch.mask)
-    found = losses(algorithm, batch, log_probs, values, kl=kl, kl_weight=kl_weight)
+    length = COMPLETION_LENGTH if algorithm.aggregation == "fixed" else None
+    found = losses(algorithm, batch, log_probs, values, kl=kl, kl_weight=kl_weight, length=length)
     norm = descend(found.loss, model, optimizer, max_grad_norm=1.0)
     return {
         "policy_loss": found.policy.item(),
